@@ -46,6 +46,10 @@ class CheckpointError(UserError):
     """A checkpoint is missing, incomplete, or does not belong to this run."""
 
 
+class SaveError(ShardwiseError):
+    """A checkpoint or the final model could not be written; earlier ones are intact."""
+
+
 class TrainingError(ShardwiseError):
     """Training cannot go on (a non-finite loss, for example); the last checkpoint is intact."""
 

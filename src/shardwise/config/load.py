@@ -18,6 +18,10 @@ from shardwise.errors import ConfigError
 
 FREE = frozenset({"model.from_config"})
 
+# Two ways to say one thing: a flag for one of them beats the file's other one.
+ALTERNATIVES = (("schedule.epochs", "schedule.max_steps"), ("schedule.warmup_ratio", "schedule.warmup_steps"),
+                ("model.path", "model.from_config"))
+
 # Names used elsewhere for what we call otherwise; only ever suggested, never accepted.
 KNOWN_ELSEWHERE = {
     "learning_rate": "optim.lr", "num_train_epochs": "schedule.epochs", "num_epochs": "schedule.epochs",
@@ -81,11 +85,21 @@ def load(recipe: str | Path, overrides: Sequence[str] = ()) -> Loaded:
         except Misfit as misfit:
             shown = _shown(entry)
             faults.append(f"{entry.place}: {entry.key}={shown} must be {misfit}")
+    _flag_beats_file(values, origins)
     config = _build(Config, values, "")
     faults.extend(rules.faults(_with_names(config, recipe), origins))
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     return Loaded(_with_names(config, recipe), origins)
+
+
+def _flag_beats_file(values: dict[str, Any], origins: dict[str, str]) -> None:
+    for pair in ALTERNATIVES:
+        for flag, filed in (pair, pair[::-1]):
+            if origins[flag] == COMMAND_LINE and values[flag] is not None \
+                    and origins[filed] not in (COMMAND_LINE, "default"):
+                values.pop(filed)
+                origins[filed] = f"unset by {flag} on the command line"
 
 
 def _build(cls: type, values: dict[str, Any], prefix: str) -> Any:

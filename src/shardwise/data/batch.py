@@ -1,0 +1,86 @@
+"""Example ids -> the tensors of one micro-batch. B rows, T tokens, K positions whose logits are wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shardwise.data.store import Examples
+from shardwise.data.windows import MicroBatch
+
+IGNORE = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One forward pass. The head is computed at `keep` only."""
+
+    input_ids: torch.Tensor
+    """int64 [B, T]."""
+    position_ids: torch.Tensor
+    """int64 [B, T]; restarts at 0 with every example, which is what keeps packed examples apart."""
+    attention_mask: torch.Tensor | None
+    """int64 [B, T], 1 on tokens, for several padded rows; None for one row without padding."""
+    keep: torch.Tensor
+    """int64 [K], increasing: positions of T that predict a target in at least one row."""
+    targets: torch.Tensor
+    """int64 [B, K], the token after each kept position, or -100."""
+    segments: torch.Tensor
+    """int64 [B, T]: number of the example a token belongs to, from 0; -1 on padding and filler."""
+    tokens: int
+    """Tokens of real examples."""
+    num_targets: int
+    """Entries of `targets` that are not -100."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        moved = {name: value.to(device, non_blocking=True) for name, value in vars(self).items()
+                 if isinstance(value, torch.Tensor)}
+        return Batch(**{**vars(self), **moved})
+
+    def model_inputs(self) -> dict[str, object]:
+        """Keyword arguments of a transformers causal LM's forward."""
+        return {"input_ids": self.input_ids, "position_ids": self.position_ids,
+                "attention_mask": self.attention_mask, "logits_to_keep": self.keep, "use_cache": False}
+
+
+def make_batch(micro: MicroBatch, examples: Examples, *, pad_id: int) -> Batch:
+    """Tensors (on the CPU) for a micro-batch; an all-ignored filler row when it is empty."""
+    if not micro:
+        return _filler(pad_id)
+    flat = [example for row in micro for example in row]
+    loaded = iter(examples.get(flat))
+    rows = [[next(loaded) for _ in row] for row in micro]
+    height, width = len(rows), max(sum(len(ids) for ids, _ in row) for row in rows)
+    input_ids = np.full((height, width), pad_id, np.int64)
+    positions = np.zeros((height, width), np.int64)
+    segments = np.full((height, width), -1, np.int64)
+    targets = np.full((height, width), IGNORE, np.int64)
+    segment = 0
+    for r, row in enumerate(rows):
+        at = 0
+        for ids, supervised in row:
+            size = len(ids)
+            input_ids[r, at:at + size] = ids
+            positions[r, at:at + size] = np.arange(size)
+            segments[r, at:at + size] = segment
+            # Position t predicts t + 1 within the same example; the last one predicts nothing.
+            targets[r, at:at + size - 1] = np.where(supervised[1:], ids[1:], IGNORE)
+            segment, at = segment + 1, at + size
+        positions[r, at:] = np.arange(width - at)
+    keep = np.flatnonzero((targets != IGNORE).any(axis=0))
+    live = segments >= 0
+    return Batch(
+        input_ids=torch.from_numpy(input_ids), position_ids=torch.from_numpy(positions),
+        attention_mask=None if height == 1 else torch.from_numpy(live.astype(np.int64)),
+        keep=torch.from_numpy(keep), targets=torch.from_numpy(targets[:, keep]),
+        segments=torch.from_numpy(segments), tokens=int(live.sum()), num_targets=int((targets != IGNORE).sum()))
+
+
+def _filler(pad_id: int) -> Batch:
+    """Takes part in every collective of a micro-batch and adds exactly nothing."""
+    row = torch.full((1, 2), pad_id)
+    return Batch(input_ids=row, position_ids=torch.arange(2)[None], attention_mask=None, keep=torch.tensor([0]),
+                 targets=torch.tensor([[IGNORE]]), segments=torch.full((1, 2), -1), tokens=0, num_targets=0)

@@ -1,0 +1,66 @@
+"""Scores and samples on held-out data: sums over all targets, divided once."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardwise.dist import sum_over_ranks
+from shardwise.model.loss import losses
+from shardwise.train.parts import Parts
+
+log = logging.getLogger("shardwise")
+
+
+def evaluate(parts: Parts, step: int) -> dict[str, Any] | None:
+    """Mean cross-entropy per supervised token of the whole held-out set; None without one. Runs on every rank."""
+    examples = parts.held_out
+    if examples is None:
+        return None
+    work = parts.work(examples, list(range(len(examples))))
+    total = torch.zeros(1, dtype=torch.float64, device=parts.device)
+    parts.engine.model.eval()
+    with torch.no_grad():
+        for batch in work.batches:
+            with parts.autocast():
+                total += losses(parts.engine.model, batch, None)[0]
+    parts.engine.model.train()
+    loss = sum_over_ranks(total).item() / work.supervised_tokens
+    return {"step": step, "eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0)),
+            "eval_tokens": work.supervised_tokens}
+
+
+def samples(parts: Parts, step: int) -> list[dict[str, Any]]:
+    """Greedy replies to the first held-out conversations, beside what was said there. Runs on every rank."""
+    config = parts.resolved.config.eval
+    examples = parts.held_out
+    written = []
+    for index in range(min(config.generate_samples, 0 if examples is None else len(examples))):
+        assert examples is not None
+        ids, supervised = examples.get([index])[0]
+        first = int(np.flatnonzero(supervised)[0])
+        stop = first + int(np.argmin(np.append(supervised[first:], 0)))
+        reply = generate(parts, ids[:first].tolist(), end=int(ids[stop - 1]))
+        written.append({"step": step, "prompt": parts.tokenizer.decode(ids[:first]), "reply": reply,
+                        "held_out": parts.tokenizer.decode(ids[first:stop], skip_special_tokens=True)})
+    return written
+
+
+def generate(parts: Parts, prompt: list[int], *, end: int) -> str:
+    """A greedy reply to prompt ids, ended by the token that ends an assistant's turn."""
+    module: Any = parts.engine.module
+    zero3 = parts.resolved.strategy == "zero3"
+    inputs = torch.tensor([prompt], device=parts.device)
+    module.eval()
+    with torch.no_grad(), parts.autocast():
+        output = module.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), do_sample=False,
+                                 max_new_tokens=parts.resolved.config.eval.max_new_tokens, eos_token_id=end,
+                                 pad_token_id=parts.pad_id, synced_gpus=zero3, temperature=None, top_p=None,
+                                 top_k=None)
+    module.train()
+    text: str = parts.tokenizer.decode(output[0, len(prompt):], skip_special_tokens=True)
+    return text

@@ -1,0 +1,85 @@
+"""Everything a run is made of, built once by setup.py and handed to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardwise.checkpoint.store import Shards
+from shardwise.config.resolve import Resolved, StepPlan
+from shardwise.data.batch import Batch, make_batch
+from shardwise.data.store import Examples
+from shardwise.data.windows import global_batch, split
+from shardwise.dist import Ranks
+from shardwise.train.engine import Engine
+from shardwise.train.metrics import Metrics
+from shardwise.train.signals import StopRequest
+
+
+@dataclass(frozen=True)
+class StepData:
+    """One optimizer step's work for this rank, and the global counts that normalise it."""
+
+    batches: list[Batch]
+    examples: int
+    supervised_tokens: int
+    tokens: int
+    padded_tokens: int
+    """Tokens computed over all ranks, padding included."""
+
+
+@dataclass
+class Parts:
+    """The pieces of a run; see setup.py for how each is made."""
+
+    resolved: Resolved
+    plan: StepPlan
+    ranks: Ranks
+    device: torch.device
+    engine: Engine
+    shards: Shards
+    tokenizer: Any
+    train: Examples
+    held_out: Examples | None
+    packing: bool
+    router: tuple[float, int, int] | None
+    autocast: Callable[[], Any]
+    metrics: Metrics | None
+    stop: StopRequest
+    manifest: dict[str, Any]
+    start_step: int
+    started_at: float
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.resolved.config.run.output_dir or "")
+
+    @property
+    def pad_id(self) -> int:
+        """Any token will do where nothing is supervised and nothing is attended."""
+        pad = self.tokenizer.pad_token_id
+        return int(self.tokenizer.eos_token_id or 0) if pad is None else int(pad)
+
+    def step_data(self, step: int) -> StepData:
+        """Work of optimizer step `step` (from 0)."""
+        config = self.resolved.config
+        ids = global_batch(seed=config.run.seed, step=step, examples=len(self.train),
+                           examples_per_step=config.batch.examples_per_step)
+        return self.work(self.train, ids)
+
+    def work(self, examples: Examples, ids: list[int]) -> StepData:
+        """This rank's share of some examples, with the global counts."""
+        window = split(ids, examples.lengths, world_size=self.ranks.world_size, packing=self.packing,
+                       max_tokens=self.resolved.max_tokens_per_micro_batch)
+        widths = [len(micro) * max((sum(int(examples.lengths[i]) for i in row) for row in micro), default=0)
+                  for share in window for micro in share]
+        batches = [make_batch(micro, examples, pad_id=self.pad_id).to(self.device)
+                   for micro in window[self.ranks.rank]]
+        return StepData(batches=batches, examples=len(ids), padded_tokens=sum(widths),
+                        supervised_tokens=int(examples.supervised[ids].sum()),
+                        tokens=int(examples.lengths[ids].sum()))

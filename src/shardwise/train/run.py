@@ -1,0 +1,87 @@
+"""One run from recipe to final/: set-up, loop, export."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from shardwise import dist
+from shardwise.checkpoint.export import check_logits, gathered_state, write_final
+from shardwise.config import show
+from shardwise.train.loop import train
+from shardwise.train.parts import Parts
+from shardwise.train.setup import build
+
+log = logging.getLogger("shardwise")
+CHECK_TOKENS = 32
+
+
+def run(recipe: str, overrides: Sequence[str], *, started_at: float) -> Path:
+    """Train, then publish `final/`; returns that folder. Raises ShardwiseError for whatever is explained."""
+    parts = build(recipe, overrides, started_at=started_at)
+    parts.stop.listen()
+    final = parts.folder / "final"
+    if parts.start_step == parts.plan.num_steps and (final / "config.json").is_file():
+        if parts.ranks.main:
+            log.info("already finished at step %d; the model is in %s", parts.start_step, final)
+        return final
+    if parts.ranks.main:
+        for line in summary(parts):
+            log.info("%s", line)
+        (parts.folder / "resolved.yaml").write_text(show.text(parts.resolved) + "\n", encoding="utf-8")
+    try:
+        train(parts)
+        export(parts, final)
+    finally:
+        if parts.metrics is not None:
+            parts.metrics.tracker.finish()
+    if parts.ranks.main:
+        log.info("done: %s", final)
+    return final
+
+
+def summary(parts: Parts) -> list[str]:
+    """What is about to happen, in numbers."""
+    counts, plan = parts.train.counts, parts.plan
+    trained = sum(_numel(p) for p in parts.engine.module.parameters() if p.requires_grad)
+    total = sum(_numel(p) for p in parts.engine.module.parameters())
+    share = counts["supervised_tokens"] / counts["tokens"]
+    return [
+        f"data: {counts['examples']:,} examples of {counts['rows']:,} rows, {counts['tokens']:,} tokens, {share:.1%} "
+        f"supervised; too long and dropped {counts['dropped_too_long']}, truncated {counts['truncated']}, without "
+        f"target {counts['dropped_without_target']}",
+        f"model: {trained:,} of {total:,} parameters trained in fp32, arithmetic {parts.resolved.config.precision}, "
+        f"{parts.resolved.strategy}, offload {parts.resolved.offload}, "
+        f"{'packed' if parts.packing else 'padded'}",
+        f"steps: {plan.examples:,} examples / {parts.resolved.config.batch.examples_per_step:,} = "
+        f"{plan.steps_per_epoch:,} per epoch, {plan.num_steps:,} in all, warm-up {plan.warmup_steps:,}"
+        + (f", going on after step {parts.start_step:,}" if parts.start_step else ""),
+        show.arithmetic(parts.resolved),
+    ]
+
+
+def _numel(parameter: Any) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def export(parts: Parts, final: Path) -> None:
+    """Write `final/` from rank 0; every rank takes part in gathering."""
+    engine: Any = parts.engine.model if parts.resolved.deepspeed is not None else parts.engine
+    stage = 0 if parts.resolved.deepspeed is None else parts.resolved.deepspeed["zero_optimization"]["stage"]
+    ids = [int(token) for token in parts.train.get([0])[0][0][:CHECK_TOKENS]]
+    logits = check_logits(parts.engine.model, ids, parts.device)
+    state = gathered_state(engine, zero_stage=stage)
+    if state is not None and parts.ranks.main:
+        template = parts.resolved.config.data.chat_template
+        write_final(final, parts.engine.module, state, parts.tokenizer, check={"input_ids": ids, "logits": logits},
+                    chat_template=Path(template).read_text(encoding="utf-8") if template else None)
+        manifest = json.loads((parts.folder / "manifest.json").read_text())
+        (parts.folder / "manifest.json").write_text(json.dumps({**manifest, "finished_step": parts.plan.num_steps},
+                                                               indent=2))
+        tqdm.write(f"final model: {final}")
+    dist.barrier()
