@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from filelock import FileLock
 from shardwise import demo
 from shardwise.config.resolve import Resolved
 from shardwise.config.schema import ModelConfig
-from shardwise.errors import ConfigError, UserError
+from shardwise.errors import ConfigError
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
@@ -40,39 +38,21 @@ def _place(name: str) -> dict[str, str]:
     return {"pretrained_model_name_or_path": name}
 
 
-@contextlib.contextmanager
-def partitioned(resolved: Resolved) -> Iterator[None]:
-    """Within: under zero3 each rank keeps only its part of every weight from the moment it is made."""
-    if resolved.strategy != "zero3":
-        yield
-        return
-    from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config
-
-    keep_alive = HfDeepSpeedConfig(resolved.deepspeed)
-    try:
-        yield
-    finally:
-        unset_hf_deepspeed_config()
-        del keep_alive
-
-
 def load_model(resolved: Resolved, *, vocabulary: int) -> torch.nn.Module:
     """The causal LM with fp32 weights where they are trained. Raises ConfigError when it cannot be used.
 
-    Fresh weights (`model.from_config`) are made once, on one rank, and loaded by all like any other model,
-    so they do not depend on the number of ranks or the strategy.
+    Under zero3 the accelerator's DeepSpeed plugin makes transformers load each rank's part only.
     """
     from transformers import AutoModelForCausalLM
 
     config = resolved.config
-    name = demo.resolve(config.model.path) if config.model.path else str(_fresh(resolved, vocabulary))
-    with partitioned(resolved):
-        try:
-            model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-                **_place(name), dtype=held_dtype(resolved), attn_implementation=resolved.attention,
-                trust_remote_code=config.model.trust_remote_code)
-        except (OSError, ValueError, ImportError) as error:
-            raise ConfigError(f"no model can be loaded from {name!r}: {error}") from None
+    name = demo.resolve(config.model.path) if config.model.path else str(fresh_folder(resolved))
+    try:
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            **_place(name), dtype=held_dtype(resolved), attn_implementation=resolved.attention,
+            trust_remote_code=config.model.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"no model can be loaded from {name!r}: {error}") from None
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise ConfigError(f"{type(model).__name__} cannot compute logits at chosen positions (no logits_to_keep); "
                           "choose a model of a current transformers causal LM family")
@@ -82,7 +62,7 @@ def load_model(resolved: Resolved, *, vocabulary: int) -> torch.nn.Module:
         raise ConfigError(f"the tokenizer has {vocabulary} tokens but the model's vocabulary is "
                           f"{model.config.vocab_size}; give the tokenizer that belongs to the model")
     if resolved.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         if config.adapter.kind != "none":
             model.enable_input_require_grads()
     return model
@@ -97,27 +77,35 @@ def held_dtype(resolved: Resolved) -> torch.dtype:
     return torch.float32
 
 
-def _fresh(resolved: Resolved, vocabulary: int) -> Path:
-    """The folder of freshly drawn weights in the run folder, drawn by whichever rank comes first."""
+def fresh_folder(resolved: Resolved) -> Path:
+    """Where the run keeps its freshly drawn initial weights."""
+    return Path(resolved.config.run.output_dir or "") / "init"
+
+
+def draw_fresh(resolved: Resolved, *, vocabulary: int) -> None:
+    """Draw the weights of `model.from_config` into the run folder, on whichever rank of a node comes first.
+
+    All ranks then load them like any other model, so they do not depend on the number of ranks or the
+    strategy. To be called before the accelerator exists: under zero3 making a model is a collective.
+    Raises ConfigError for a configuration that transformers refuses.
+    """
+    if resolved.config.model.from_config is None:
+        return
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder = Path(resolved.config.run.output_dir or "") / "init"
+    folder = fresh_folder(resolved)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if (folder / "config.json").is_file():
-            return folder
-        fields = dict(resolved.config.model.from_config or {})
-        fields.setdefault("vocab_size", vocabulary)
+            return
+        fields = {"vocab_size": vocabulary, **resolved.config.model.from_config}
         try:
             config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(resolved.config.run.seed)
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{resolved.origins['model.from_config']}: model.from_config: {error}") from None
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(resolved.config.run.seed)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         beside = folder.with_name(f"init.{os.getpid()}.part")
         model.save_pretrained(beside)
-        if folder.exists():
-            raise UserError(f"{folder} exists but is not a model folder; remove it")
         os.replace(beside, folder)
-    return folder

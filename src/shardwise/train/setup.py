@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import io
 import json
 import logging
 import os
@@ -24,9 +25,10 @@ from shardwise.config.resolve import Resolved, plan_steps, resolve
 from shardwise.data.store import Examples, load_examples
 from shardwise.errors import CheckpointError, ConfigError, DataError
 from shardwise.model.adapters import add_adapter
-from shardwise.model.load import load_model, load_tokenizer, partitioned
+from shardwise.model.load import draw_fresh, load_model, load_tokenizer
 from shardwise.model.loss import router_settings
 from shardwise.model.probes import isolates, packing_leak
+from shardwise.train import ops
 from shardwise.train.engine import DeepSpeedEngine, Engine, TorchEngine
 from shardwise.train.metrics import Metrics, Tracker, WandbTracker
 from shardwise.train.optim import make_optimizer
@@ -53,6 +55,8 @@ def build(recipe: str, overrides: Sequence[str], *, started_at: float) -> Parts:
         _fits(examples, resolved)
     plan = plan_steps(config, len(train))
     facts = manifest(resolved, train, held_out)
+    draw_fresh(resolved, vocabulary=len(tokenizer))
+    ops.build(ops.needed(resolved))
     accelerator = make_accelerator(resolved)
     resume = _checkpoint_to_resume(resolved, facts)
     dist.agree({"recipe and data": facts["identity"], "checkpoint": str(resume)}, ranks.world_size)
@@ -108,16 +112,17 @@ def make_accelerator(resolved: Resolved) -> Any:
     plugin = None
     if resolved.deepspeed is not None:
         # A copy, because accelerate and DeepSpeed both write into it.
-        plugin = DeepSpeedPlugin(hf_ds_config=json.loads(json.dumps(resolved.deepspeed)), zero3_init_flag=False)
+        plugin = DeepSpeedPlugin(hf_ds_config=json.loads(json.dumps(resolved.deepspeed)))
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         dist.stand_alone(os.environ)
     if "LOCAL_RANK" in os.environ:
         timeout = datetime.timedelta(minutes=resolved.config.launch.timeout_minutes)
         handlers.append(InitProcessGroupKwargs(backend="nccl" if on_gpu else "gloo", timeout=timeout))
     precision = "bf16" if plugin is not None and resolved.config.precision == "bf16" else "no"
-    return Accelerator(mixed_precision=precision, cpu=not on_gpu and plugin is None, deepspeed_plugin=plugin,
-                       kwargs_handlers=handlers, log_with=list(resolved.config.tracking.backends) or None,
-                       project_dir=resolved.config.run.output_dir)
+    with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints what it built
+        return Accelerator(mixed_precision=precision, cpu=not on_gpu and plugin is None, deepspeed_plugin=plugin,
+                           kwargs_handlers=handlers, log_with=list(resolved.config.tracking.backends) or None,
+                           project_dir=resolved.config.run.output_dir)
 
 
 def autocast(resolved: Resolved, device: torch.device) -> Callable[[], Any]:
@@ -130,9 +135,7 @@ def autocast(resolved: Resolved, device: torch.device) -> Callable[[], Any]:
 def make_engine(resolved: Resolved, accelerator: Any, tokenizer: Any, *, rank: int) -> tuple[Engine, Any]:
     """The model behind its strategy, and how that strategy's state is saved."""
     config = resolved.config
-    with partitioned(resolved):
-        model = load_model(resolved, vocabulary=len(tokenizer))
-        model = add_adapter(model, config.adapter)
+    model = add_adapter(load_model(resolved, vocabulary=len(tokenizer)), config.adapter)
     model.train()
     if resolved.deepspeed is None:
         model.to(accelerator.device)
