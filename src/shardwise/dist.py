@@ -85,6 +85,12 @@ def visible_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def prefer_cpu_quietly(env: MutableMapping[str, str]) -> None:
+    """Without a GPU, tell DeepSpeed so, or it warns that it found none."""
+    if visible_gpus() == 0:
+        env.setdefault("DS_ACCELERATOR", "cpu")
+
+
 def local_threads(env: Mapping[str, str] = os.environ) -> None:
     """One process per share of the cores: several with all threads each are many times slower."""
     if "OMP_NUM_THREADS" not in env:

@@ -25,6 +25,7 @@ from shardwise.errors import EXIT_FAILURE, EXIT_OK, EXIT_STOPPED, EXIT_USER
 ENV = "SHARDWISE_OUTCOME_DIR"
 Kind = Literal["running", "done", "user", "stopped", "failed"]
 PR_SET_PDEATHSIG = 1
+_reached: int | None = None
 
 # What the surviving ranks raise when a peer is gone: a consequence, never the first cause.
 LOST_PEER = re.compile(
@@ -65,6 +66,12 @@ def begin(rank: int, world_size: int) -> None:
                                      host=socket.gethostname(), began_at=time.time()))
 
 
+def reached(step: int) -> None:
+    """Remember the step this rank works on, for its last word; costs nothing."""
+    global _reached
+    _reached = step
+
+
 def end(rank: int, *, exit_code: int, message: str = "", step: int | None = None,
         kind: Literal["done", "user", "stopped", "failed"] = "done") -> None:
     """Say how this rank ends; the first word counts, so a later failure while leaving hides nothing."""
@@ -77,7 +84,7 @@ def end(rank: int, *, exit_code: int, message: str = "", step: int | None = None
     was = asdict(begun) if begun is not None else {
         "rank": rank, "world_size": 0, "pid": os.getpid(), "host": socket.gethostname()}
     _write(Path(folder), RankOutcome(**was | {"kind": kind, "exit_code": exit_code, "message": message,
-                                              "step": step, "ended_at": time.time()}))
+                                              "step": _reached if step is None else step, "ended_at": time.time()}))
 
 
 def read(folder: Path) -> list[RankOutcome]:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import ScalarNode
 
 from shardwise.config import rules
 from shardwise.config.document import COMMAND_LINE, Entry, entries_of_file, entries_of_overrides
 from shardwise.config.schema import Config
-from shardwise.config.values import Misfit, read
+from shardwise.config.values import Misfit, plain, read
 from shardwise.errors import ConfigError
 
 FREE = frozenset({"model.from_config"})
@@ -122,8 +122,7 @@ def _with_names(config: Config, recipe: str | Path) -> Config:
 def _shown(entry: Entry) -> str:
     if isinstance(entry.node, ScalarNode):
         return str(entry.node.value) or "(nothing)"
-    kind = {MappingNode: "a mapping", SequenceNode: "a list"}[type(entry.node)]
-    return f"({kind})"
+    return str(plain(entry.node))
 
 
 def _unknown(entry: Entry) -> str:

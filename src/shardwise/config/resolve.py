@@ -46,7 +46,7 @@ def resolve(loaded: Loaded, *, world_size: int, launcher: Launcher) -> Resolved:
     """Settle strategy, offload, batch and the DeepSpeed dict. Raises ConfigError on contradictions."""
     config = loaded.config
     strategy = _agreed("strategy", config.strategy, launcher.strategy, loaded.origins) or "ddp"
-    offload = config.offload
+    offload: str = config.offload
     if launcher.offload is not None and offload != launcher.offload:
         if loaded.origins["offload"] != "default":
             raise ConfigError(f"{loaded.origins['offload']}: offload={offload} contradicts the launcher, which was "

@@ -86,6 +86,8 @@ class SourceConfig:
     """A Hugging Face dataset (name or local folder) whose rows have `messages` or `text`."""
     split: str = "train"
     """Split of a `hub` dataset."""
+    limit: Count | None = None
+    """Use only the first so many rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

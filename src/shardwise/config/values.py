@@ -15,7 +15,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from shardwise.config.schema import Duration, Range, SourceConfig
 
 INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
-FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]+)?\Z")
+FLOAT = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?\Z")
 DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?\Z")
 NULLS = ("null", "~", "", "None")
 TRUTH = {"true": True, "True": True, "false": False, "False": False}
@@ -60,6 +60,7 @@ def plain(node: Node) -> Any:
         return {key.value: plain(value) for key, value in node.value}
     if isinstance(node, SequenceNode):
         return [plain(item) for item in node.value]
+    assert isinstance(node, ScalarNode), node
     text = str(node.value)
     if node.style in ("'", '"'):
         return text
@@ -69,11 +70,7 @@ def plain(node: Node) -> Any:
         return TRUTH[text]
     if INT.match(text):
         return int(text)
-    return float(text) if _is_float(text) else text
-
-
-def _is_float(text: str) -> bool:
-    return bool(FLOAT.match(text)) and any(c.isdigit() for c in text)
+    return float(text) if FLOAT.match(text) else text
 
 
 def _scalar(node: Node, hint: type) -> Any:
@@ -89,7 +86,7 @@ def _scalar(node: Node, hint: type) -> Any:
         return TRUTH[text]
     if hint is int and INT.match(text):
         return int(text)
-    if hint is float and _is_float(text):
+    if hint is float and FLOAT.match(text):
         return float(text)
     raise Misfit(wanted)
 
@@ -102,9 +99,9 @@ def _bounded(value: Any, marks: tuple[Any, ...]) -> Any:
             low, high, exclusive = mark
             if low is not None and (value < low or (exclusive and value == low)):
                 raise Misfit(f"{'more than' if exclusive else 'at least'} {low:g}" if high is None
-                             else f"a number from {low:g} to {high:g}")
+                             else f"a number from {low:g} to {high:.10g}")
             if high is not None and value > high:
-                raise Misfit(f"a number from {low or 0:g} to {high:g}")
+                raise Misfit(f"a number from {low or 0:g} to {high:.10g}")
             if value in (float("inf"), float("-inf")):
                 raise Misfit("a finite number")
     return value

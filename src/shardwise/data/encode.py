@@ -11,7 +11,6 @@ from shardwise.data.chat import Rendered, render_chat
 from shardwise.data.sources import RawRow, messages_of
 from shardwise.errors import DataError
 
-
 Offsets = list[tuple[int, int]]
 Tokens = tuple[list[int], Offsets]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,17 +31,21 @@ class RawRow(NamedTuple):
 def raw_rows(sources: Sequence[SourceConfig]) -> Iterator[RawRow]:
     """All rows of all sources, in order. Raises DataError naming the file and line that cannot be read."""
     for source in sources:
-        if source.hub is not None:
-            yield from _hub_rows(source)
-            continue
-        path = local_path(source)
-        if path.suffix in JSON_LINES:
-            yield from _json_lines(path)
-        elif path.suffix in PLAIN_TEXT:
-            yield RawRow(_decoded(path.read_bytes(), f"{path}:1"), "text", f"{path}:1")
-        else:
-            raise DataError(f"{path}: unknown kind of file {path.suffix!r}; "
-                            f"known: {', '.join((*JSON_LINES, *PLAIN_TEXT))}")
+        yield from islice(_rows_of(source), source.limit)
+
+
+def _rows_of(source: SourceConfig) -> Iterator[RawRow]:
+    if source.hub is not None:
+        yield from _hub_rows(source)
+        return
+    path = local_path(source)
+    if path.suffix in JSON_LINES:
+        yield from _json_lines(path)
+    elif path.suffix in PLAIN_TEXT:
+        yield RawRow(_decoded(path.read_bytes(), f"{path}:1"), "text", f"{path}:1")
+    else:
+        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; "
+                        f"known: {', '.join((*JSON_LINES, *PLAIN_TEXT))}")
 
 
 def local_path(source: SourceConfig) -> Path:

@@ -16,10 +16,10 @@ import numpy as np
 from filelock import FileLock
 
 from shardwise import __version__
+from shardwise.config.cache import cache_root
 from shardwise.config.schema import DataConfig, SourceConfig
 from shardwise.data.encode import ChatEncoder, Encoded, text_ids
 from shardwise.data.sources import RawRow, local_path, raw_rows, text_of
-from shardwise.config.cache import cache_root
 from shardwise.errors import DataError
 
 FORMAT = 1
@@ -195,7 +195,7 @@ def _blocks(table: Any, length: int) -> tuple[Any, dict[str, int]]:
     blocks = list(generate())
     built = datasets.Dataset.from_dict({key: [b[key] for b in blocks] for key in blocks[0]}) if blocks else table
     total = sum(len(row) for row in table.with_format("numpy")["ids"])
-    short = total - sum(b["length"] for b in blocks)
+    short = total - sum(int(b["length"]) for b in blocks)
     return built, {"dropped_too_long": 0, "dropped_without_target": short, "truncated": 0}
 
 

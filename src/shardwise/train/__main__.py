@@ -53,7 +53,8 @@ def _quiet(rank: int) -> None:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if rank != 0:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if rank == 0 else "false")
     for noisy in ("DeepSpeed", "deepspeed"):
         logging.getLogger(noisy).setLevel(logging.ERROR)

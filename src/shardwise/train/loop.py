@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from shardwise.checkpoint import store
 from shardwise.errors import Stopped
@@ -15,6 +17,8 @@ from shardwise.train.record import step_line
 from shardwise.train.schedule import lr_at
 from shardwise.train.step import optimizer_step
 
+log = logging.getLogger("shardwise")
+
 
 def train(parts: Parts) -> None:
     """Run from `parts.start_step` to the end of the plan. Raises Stopped after an early, complete checkpoint."""
@@ -22,7 +26,7 @@ def train(parts: Parts) -> None:
     saved = parts.start_step
     if parts.start_step == 0:
         score(parts, 0)
-    with tqdm(total=plan.num_steps, initial=parts.start_step, unit="step", disable=not parts.ranks.main,
+    with logging_redirect_tqdm(), tqdm(total=plan.num_steps, initial=parts.start_step, unit="step", disable=not parts.ranks.main,
               dynamic_ncols=True, desc=config.run.name) as bar:
         for step in range(parts.start_step, plan.num_steps):
             began = time.perf_counter()
@@ -62,11 +66,12 @@ def score(parts: Parts, step: int) -> None:
         return
     if line is not None:
         parts.metrics.write(line)
-        tqdm.write(f"step {step}: eval_loss {line['eval_loss']:.4f} (perplexity {line['eval_perplexity']:.2f})")
-    with open(parts.folder / "samples.jsonl", "a", encoding="utf-8") as file:
-        for sample in written:
+        log.info("step %d: eval_loss %.4f (perplexity %.2f)", step, line["eval_loss"], line["eval_perplexity"])
+    for sample in written:
+        with open(parts.folder / "samples.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(sample, ensure_ascii=False) + "\n")
-            tqdm.write(f"step {step}, reply to {sample['prompt'][-200:]!r}:\n  {sample['reply']}")
+        log.info("step %d, asked: ...%s\n  replied: %s", step, sample["prompt"][-160:].replace("\n", " / "),
+                 sample["reply"])
 
 
 def save(parts: Parts, step: int) -> None:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from shardwise import dist
 from shardwise.checkpoint.export import check_logits, gathered_state, write_final
 from shardwise.config import show
 from shardwise.train.loop import train
 from shardwise.train.parts import Parts
+from shardwise.train.report import write_report
 from shardwise.train.setup import build
 
 log = logging.getLogger("shardwise")
@@ -31,6 +30,7 @@ def run(recipe: str, overrides: Sequence[str], *, started_at: float) -> Path:
             log.info("already finished at step %d; the model is in %s", parts.start_step, final)
         return final
     if parts.ranks.main:
+        keep_log(parts.folder / "log.txt")
         for line in summary(parts):
             log.info("%s", line)
         (parts.folder / "resolved.yaml").write_text(show.text(parts.resolved) + "\n", encoding="utf-8")
@@ -41,8 +41,16 @@ def run(recipe: str, overrides: Sequence[str], *, started_at: float) -> Path:
         if parts.metrics is not None:
             parts.metrics.tracker.finish()
     if parts.ranks.main:
-        log.info("done: %s", final)
+        write_report(parts.folder)
+        log.info("done: the model is in %s, its curves in %s", final, parts.folder / "report.html")
     return final
+
+
+def keep_log(path: Path) -> None:
+    """From now on, what is said is also written to `path`, with the time."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logging.getLogger().addHandler(handler)
 
 
 def summary(parts: Parts) -> list[str]:
@@ -83,5 +91,4 @@ def export(parts: Parts, final: Path) -> None:
         manifest = json.loads((parts.folder / "manifest.json").read_text())
         (parts.folder / "manifest.json").write_text(json.dumps({**manifest, "finished_step": parts.plan.num_steps},
                                                                indent=2))
-        tqdm.write(f"final model: {final}")
     dist.barrier()

@@ -48,6 +48,7 @@ def build(recipe: str, overrides: Sequence[str], *, started_at: float) -> Parts:
     config = resolved.config
     dist.check_world_size(ranks, _asked_processes(resolved), gpus=dist.visible_gpus(), env=env)
     dist.local_threads(env)
+    dist.prefer_cpu_quietly(os.environ)
     tokenizer = load_tokenizer(config.model)
     train = load_examples(config.data.train, config.data, tokenizer)
     held_out = load_examples(config.data.eval, config.data, tokenizer) if config.data.eval else None
