@@ -179,7 +179,8 @@ def main() -> None:
         for number in range(args.rounds):
             for side in SIDES[number % 3:] + SIDES[:number % 3]:
                 words = [sys.executable, __file__, "--side", side, "--folder", name, "--run", f"{side}-{number}"]
-                output = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+                output = subprocess.run(words, capture_output=True, text=True,
+                                        env={**os.environ, "HF_HUB_OFFLINE": "1"})
                 if output.returncode:
                     sys.exit(f"{side} failed:\n{output.stderr[-3000:]}")
                 results[side].append(json.loads(output.stdout.strip().splitlines()[-1]))

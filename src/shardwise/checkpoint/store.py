@@ -98,7 +98,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _rng_state() -> dict[str, Any]:
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     return {"torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],

@@ -147,8 +147,8 @@ def _columns(kept: list[Encoded]) -> dict[str, list[Any]]:
     # The first token of an example has nothing before it to be predicted from, so it is never a target.
     return {"ids": [np.asarray(e.ids, np.int32) for e in kept],
             "supervised": [np.asarray(e.supervised, np.int8) for e in kept],
-            "length": np.asarray([len(e.ids) for e in kept], np.int32),
-            "num_supervised": np.asarray([sum(e.supervised[1:]) for e in kept], np.int32)}
+            "length": [np.int32(len(e.ids)) for e in kept],
+            "num_supervised": [np.int32(sum(e.supervised[1:])) for e in kept]}
 
 
 def _usable(table: Any, rows: int) -> tuple[Any, dict[str, int]]:

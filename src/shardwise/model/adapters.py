@@ -28,7 +28,7 @@ def add_adapter(model: torch.nn.Module, adapter: AdapterConfig) -> torch.nn.Modu
     wrapped: Any = get_peft_model(model, LoraConfig(
         r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=adapter.dropout, task_type="CAUSAL_LM",
         target_modules=list(adapter.targets), modules_to_save=list(adapter.modules_to_save) or None))
-    return wrapped  # type: ignore[no-any-return]
+    return wrapped
 
 
 def _linear_names(model: torch.nn.Module) -> list[str]:

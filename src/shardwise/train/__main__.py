@@ -13,6 +13,8 @@ import warnings
 from shardwise import outcome
 from shardwise.errors import EXIT_FAILURE, EXIT_OK, EXIT_STOPPED, EXIT_USER, ShardwiseError
 
+KINDS: dict[int, outcome.Kind] = {EXIT_USER: "user", EXIT_STOPPED: "stopped"}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns its exit code (0 done, 2 user's input, 3 stopped, 1 anything else)."""
@@ -24,14 +26,15 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_OK if words else EXIT_USER
     outcome.begin(rank, world_size)
     _quiet(rank)
-    code, kind, message = EXIT_OK, "done", ""
+    code, message = EXIT_OK, ""
+    kind: outcome.Kind = "done"
     try:
         from shardwise.train.run import run
 
         run(words[0], words[1:], started_at=started_at)
     except ShardwiseError as error:
         code, message = error.exit_code, str(error)
-        kind = {EXIT_USER: "user", EXIT_STOPPED: "stopped"}.get(code, "failed")
+        kind = KINDS.get(code, "failed")
         if rank == 0 or kind == "failed":
             print(f"{'' if rank == 0 else f'[rank {rank}] '}{message}", file=sys.stderr, flush=True)
     except BaseException as error:

@@ -59,7 +59,7 @@ class TorchEngine:
             group["lr"] = lr
         self.optimizer.step()
         self.discard()
-        return norm.item()
+        return float(norm.item())
 
     def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -26,8 +26,9 @@ def train(parts: Parts) -> None:
     saved = parts.start_step
     if parts.start_step == 0:
         score(parts, 0)
-    with logging_redirect_tqdm(), tqdm(total=plan.num_steps, initial=parts.start_step, unit="step", disable=not parts.ranks.main,
-              dynamic_ncols=True, desc=config.run.name) as bar:
+    progress = tqdm(total=plan.num_steps, initial=parts.start_step, unit="step", disable=not parts.ranks.main,
+                    dynamic_ncols=True, desc=config.run.name)
+    with logging_redirect_tqdm(), progress as bar:
         for step in range(parts.start_step, plan.num_steps):
             began = time.perf_counter()
             data = parts.step_data(step)
@@ -70,8 +71,8 @@ def score(parts: Parts, step: int) -> None:
     for sample in written:
         with open(parts.folder / "samples.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(sample, ensure_ascii=False) + "\n")
-        log.info("step %d, asked: ...%s\n  replied: %s", step, sample["prompt"][-160:].replace("\n", " / "),
-                 sample["reply"])
+        asked, replied = (sample[key].strip().replace("\n", " / ") for key in ("prompt", "reply"))
+        log.info("step %d, asked: ...%s\n  replied: %s", step, asked[-160:], replied[:400])
 
 
 def save(parts: Parts, step: int) -> None:

@@ -50,8 +50,8 @@ def build(names: list[str]) -> None:
             except Exception as error:  # torch, ninja and DeepSpeed each raise their own
                 cause = (output.getvalue() + str(error)).strip().splitlines()
                 raise PreflightError(
-                    f"DeepSpeed's {builder.name} could not be compiled: {' | '.join(cause[-6:])[:1500]}. It needs a C++ "
-                    "compiler (apt-get install g++ ninja-build, or set CXX)"
+                    f"DeepSpeed's {builder.name} could not be compiled: {' | '.join(cause[-6:])[:1500]}. "
+                    "It needs a C++ compiler (apt-get install g++ ninja-build, or set CXX)"
                     + ("; or train with offload=none" if name == CPU_ADAM else "; or train with strategy=ddp")
                 ) from None
 

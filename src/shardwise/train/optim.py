@@ -9,13 +9,14 @@ from shardwise.config.schema import OptimConfig
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """Trainable parameters in two groups: with decay, and without (biases, norms: fewer than two dimensions)."""
-    decay, plain = [], []
+    decay: list[torch.nn.Parameter] = []
+    plain: list[torch.nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             # Under zero3 a weight is an empty shell that remembers its shape.
             shape = getattr(parameter, "ds_shape", parameter.shape)
             (decay if len(shape) >= 2 else plain).append(parameter)
-    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups: list[dict[str, object]] = [{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 

@@ -71,7 +71,8 @@ def _table(facts: dict[str, Any], steps: list[dict[str, Any]], held_out: Points)
     identity, git = facts["identity"], facts["git"]
     rows = {"strategy": f"{identity['strategy']}, offload {identity['offload']}, {identity['world_size']} ranks",
             "data": f"{facts['data']['train']['examples']:,} examples, {facts['data']['train']['tokens']:,} tokens",
-            "steps": f"{len(steps):,}", "code": f"{git['sha'][:12]}{' (modified)' * git['dirty']}" if git else "unknown"}
+            "steps": f"{len(steps):,}",
+            "code": f"{git['sha'][:12]}{' (modified)' * git['dirty']}" if git else "unknown"}
     if held_out:
         rows["evaluation loss"] = f"{held_out[0][1]:.4f} to {held_out[-1][1]:.4f}"
     cells = "".join(f"<tr><th>{key}<td>{html.escape(str(value))}" for key, value in rows.items())

@@ -152,8 +152,6 @@ def make_engine(resolved: Resolved, accelerator: Any, tokenizer: Any, *, rank: i
 
 def _packing(resolved: Resolved, engine: Engine, device: torch.device) -> bool:
     wanted = resolved.config.data.packing
-    if resolved.config.data.task == "pretrain":
-        return wanted is not False and _isolates(resolved, engine, device) if wanted == "auto" else bool(wanted)
     if wanted is False:
         return False
     if _isolates(resolved, engine, device):
@@ -190,8 +188,8 @@ def _refuse_foreign(folder: Path, meta: dict[str, Any], own: dict[str, Any]) -> 
     differing = [f"{key} was {json.dumps(meta['curve'].get(key))[:200]} and is {json.dumps(value)[:200]}"
                  for key, value in json.loads(json.dumps(own["curve"])).items() if meta["curve"].get(key) != value]
     if differing:
-        raise CheckpointError(f"{folder} belongs to another run: {'; '.join(differing)}. Choose another run.output_dir, "
-                              "or put the settings back")
+        raise CheckpointError(f"{folder} belongs to another run: {'; '.join(differing)}. "
+                              "Choose another run.output_dir, or put the settings back")
     if meta["strategy"] != own["strategy"] or \
             (own["strategy"] != "ddp" and meta["world_size"] != own["world_size"]):
         raise CheckpointError(
