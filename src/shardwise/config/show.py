@@ -70,22 +70,23 @@ def _lines(resolved: Resolved) -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if not dataclasses.is_dataclass(value):
-            yield f"{field.name}: {_flow(value)}", resolved.origins[field.name]
+            yield f"{field.name}: {flow(value)}", resolved.origins[field.name]
             continue
         yield f"{field.name}:", ""
         for inner in dataclasses.fields(value):
             key = f"{field.name}.{inner.name}"
-            yield f"  {inner.name}: {_flow(getattr(value, inner.name))}", resolved.origins[key]
+            yield f"  {inner.name}: {flow(getattr(value, inner.name))}", resolved.origins[key]
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
+    """A value as one line of YAML."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kept = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in kept.items() if v is not None) + "}"
+        return "{" + ", ".join(f"{k}: {flow(v)}" for k, v in kept.items() if v is not None) + "}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k}: {flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(flow, value)) + "]"
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -28,6 +28,10 @@ def add_adapter(model: torch.nn.Module, adapter: AdapterConfig) -> torch.nn.Modu
     wrapped: Any = get_peft_model(model, LoraConfig(
         r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=adapter.dropout, task_type="CAUSAL_LM",
         target_modules=list(adapter.targets), modules_to_save=list(adapter.modules_to_save) or None))
+    for parameter in wrapped.parameters():
+        # DeepSpeed keeps fp32 masters itself; elsewhere a bf16 weight would lose every small update.
+        if parameter.requires_grad and not hasattr(parameter, "ds_id"):
+            parameter.data = parameter.data.float()
     return wrapped
 
 

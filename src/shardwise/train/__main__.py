@@ -9,11 +9,12 @@ import sys
 import time
 import traceback
 import warnings
+from typing import Literal
 
 from shardwise import outcome
 from shardwise.errors import EXIT_FAILURE, EXIT_OK, EXIT_STOPPED, EXIT_USER, ShardwiseError
 
-KINDS: dict[int, outcome.Kind] = {EXIT_USER: "user", EXIT_STOPPED: "stopped"}
+KINDS: dict[int, Literal["user", "stopped"]] = {EXIT_USER: "user", EXIT_STOPPED: "stopped"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     outcome.begin(rank, world_size)
     _quiet(rank)
     code, message = EXIT_OK, ""
-    kind: outcome.Kind = "done"
+    kind: Literal["done", "user", "stopped", "failed"] = "done"
     try:
         from shardwise.train.run import run
 

@@ -16,7 +16,8 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
             # Under zero3 a weight is an empty shell that remembers its shape.
             shape = getattr(parameter, "ds_shape", parameter.shape)
             (decay if len(shape) >= 2 else plain).append(parameter)
-    groups: list[dict[str, object]] = [{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups: list[dict[str, object]] = [{"params": decay, "weight_decay": weight_decay},
+                                       {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 

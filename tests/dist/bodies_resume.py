@@ -1,0 +1,82 @@
+"""What ranks run for the tests of resuming, adapters and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from dist.bodies import running, whole_weights
+from safetensors.torch import load_file
+
+from shardwise.errors import Stopped, UserError
+from shardwise.train.loop import train
+from shardwise.train.metrics import read_metrics
+from shardwise.train.run import export
+
+TINY = "recipes/tiny.yaml"
+
+
+def one_run(overrides: list[str], *, publish: bool = False) -> dict[str, Any]:
+    """Train to the end or to a stop; returns metrics, the largest weights' exact bytes, and how it ended."""
+    with running(TINY, overrides) as parts:
+        try:
+            train(parts)
+            ended = "done"
+        except Stopped as stop:
+            ended = str(stop)
+        if publish:
+            export(parts, parts.folder / "final")
+        weights = whole_weights(parts)
+        lines = read_metrics(parts.folder / "metrics.jsonl") if parts.ranks.main else []
+        kept = ("step", "loss", "grad_norm", "lr", "supervised_tokens", "eval_loss")
+        return {"ended": ended, "start_step": parts.start_step,
+                "metrics": [{key: line[key] for key in kept if key in line} for line in lines],
+                "weights": {} if weights is None else weights}
+
+
+def straight_and_resumed(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """For each named configuration: 6 steps straight, and 3 + a stop + 3."""
+    results = {}
+    for name, overrides in args["runs"].items():
+        common = [*overrides, "schedule.max_steps=6"]
+        straight = one_run([*common, f"run.output_dir={folder / name}-straight"])
+        first = one_run([*common, f"run.output_dir={folder / name}-resumed", "run.stop_after=3"])
+        second = one_run([*common, f"run.output_dir={folder / name}-resumed"])
+        same = {key: torch.equal(value, second["weights"][key]) for key, value in straight["weights"].items()}
+        results[name] = {"straight": straight["metrics"], "resumed": second["metrics"], "ended": first["ended"],
+                         "start_step": second["start_step"], "unequal": [key for key, equal in same.items() if not equal],
+                         "tensors": len(same)}
+    return results
+
+
+def adapters(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """LoRA on a base model in each strategy, published; returns what lies in final/ and the metrics."""
+    results = {}
+    for name, overrides in args["runs"].items():
+        run = one_run([*overrides, f"run.output_dir={folder / name}"], publish=True)
+        final = folder / name / "final" / "adapter_model.safetensors"
+        checkpoint = next((folder / name / "checkpoints").glob("step-*"))
+        results[name] = {"metrics": run["metrics"], "shapes": {k: list(v.shape) for k, v in load_file(final).items()},
+                         "checkpoint_bytes": sum(f.stat().st_size for f in checkpoint.rglob("*.pt")) +
+                         sum(f.stat().st_size for f in checkpoint.rglob("*.safetensors"))}
+    return results
+
+
+def refused(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The message each named configuration is refused with ("" when it was not)."""
+    messages = {}
+    for name, overrides in args["runs"].items():
+        messages[name] = ""
+        try:
+            with running(TINY, overrides):
+                pass
+        except UserError as error:
+            messages[name] = str(error)
+    return messages
+
+
+def publish(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train and publish final/ in each configuration."""
+    return {name: one_run([*overrides, f"run.output_dir={folder / name}"], publish=True)["ended"]
+            for name, overrides in args["runs"].items()}

@@ -1,0 +1,55 @@
+"""A run stopped and gone on with equals the run that was never stopped, to the last bit, at the same split."""
+
+from __future__ import annotations
+
+import pytest
+from dist.harness import spawn
+
+SPLITS = {"ddp": ["strategy=ddp"], "zero1": ["strategy=zero1"], "zero2": ["strategy=zero2"],
+          "zero3": ["strategy=zero3"], "zero3-offload": ["strategy=zero3", "offload=params"],
+          "zero2-bf16": ["strategy=zero2", "precision=bf16"], "ddp-bf16": ["strategy=ddp", "precision=bf16"]}
+DROPOUT = 'model.from_config={model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, ' \
+          'num_attention_heads: 2, num_key_value_heads: 2, attention_dropout: 0.1, tie_word_embeddings: true}'
+COMMON = ["batch.max_tokens_per_micro_batch=512", "checkpoint.every_steps=2"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    runs = {name: [*COMMON, *split] for name, split in SPLITS.items()}
+    runs["ddp-dropout"] = [*COMMON, "strategy=ddp", DROPOUT]
+    runs["zero2-dropout"] = [*COMMON, "strategy=zero2", DROPOUT]
+    found = spawn("dist.bodies_resume:straight_and_resumed", world_size=2, args={"runs": runs},
+                  folder=tmp_path_factory.mktemp("resume"), timeout_s=240)
+    return found[0]
+
+
+@pytest.mark.parametrize("name", [*SPLITS, "ddp-dropout", "zero2-dropout"])
+def test_resumed_equals_straight(results, name):
+    run = results[name]
+    assert run["start_step"] == 3
+    assert run["ended"].startswith("stopped after step 3 of 6")
+    assert run["resumed"] == run["straight"]  # losses, norms, learning rates, counts: exactly
+    assert [line["step"] for line in run["resumed"] if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    assert run["tensors"] > 10 and run["unequal"] == []
+
+
+def test_dropout_is_really_on(results):
+    assert results["ddp-dropout"]["straight"] != results["ddp"]["straight"]
+
+
+def test_a_checkpoint_of_another_run_is_refused(results, tmp_path):
+    runs = {"base": [*COMMON, "schedule.max_steps=2", f"run.output_dir={tmp_path}/base"]}
+    spawn("dist.bodies_resume:publish", world_size=1, args={"runs": {"base": runs["base"][:-1]}}, folder=tmp_path,
+          timeout_s=60)
+    again = [*COMMON, "schedule.max_steps=2", f"run.output_dir={tmp_path}/base"]
+    messages = spawn("dist.bodies_resume:refused", world_size=1, folder=tmp_path, timeout_s=60, args={"runs": {
+        "other-lr": [*again, "optim.lr=1e-4"],
+        "other-strategy": [*again, "strategy=zero2"],
+        "never": [*again, "checkpoint.resume=never"],
+        "no-such": [*again, f"checkpoint.resume={tmp_path}/nothing"],
+        "other-micro-batch": [*again, "batch.max_tokens_per_micro_batch=700"]}})[0]
+    assert "optim was" in messages["other-lr"] and "Choose another run.output_dir" in messages["other-lr"]
+    assert "saved by ddp on 1 ranks and cannot go on as zero2" in messages["other-strategy"]
+    assert "checkpoint.resume=never, but" in messages["never"]
+    assert "no complete checkpoint there" in messages["no-such"]
+    assert messages["other-micro-batch"] == ""  # only the split differs, so the curve goes on
