@@ -28,7 +28,8 @@ KEYS = ("loss", "grad_norm", "lr")
 
 def run(folder: Path, steps: int, *settings: str) -> list[dict[str, float]]:
     """Training lines of one run from the command line."""
-    words = ["./launch.sh", "recipes/tiny.yaml", *settings, f"schedule.max_steps={steps}", "precision=fp32", "data.eval=[]",
+    words = ["./launch.sh", "recipes/tiny.yaml", *settings, f"schedule.max_steps={steps}", "precision=fp32",
+             "data.eval=[]",
              f"run.output_dir={folder}"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300,
                           env={**os.environ, "HF_HUB_OFFLINE": "1"})

@@ -73,8 +73,10 @@ def prepare(folder: Path) -> None:
 def parts_of(folder: Path, run: str) -> Any:
     """The product's own set-up of the benchmark recipe."""
     from shardwise.train.setup import build
+    from shardwise.train.signals import StopRequest
 
-    return build(str(folder / "recipe.yaml"), [f"run.output_dir={folder / run}"], started_at=time.time())
+    stop = StopRequest(started_at=time.time())
+    return build(str(folder / "recipe.yaml"), [f"run.output_dir={folder / run}"], stop=stop)
 
 
 def run_shardwise(folder: Path, run: str) -> tuple[list[float], list[int]]:

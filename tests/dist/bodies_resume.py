@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +82,20 @@ def publish(args: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train and publish final/ in each configuration."""
     return {name: one_run([*overrides, f"run.output_dir={folder / name}"], publish=True)["ended"]
             for name, overrides in args["runs"].items()}
+
+
+def tracked(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train with wandb in each configuration; returns its run id and how many metrics lines were written."""
+    results = {}
+    for name, (overrides, env) in args["runs"].items():
+        os.environ.update(env)
+        with running(TINY, overrides) as parts:
+            with contextlib.suppress(Stopped):
+                train(parts)
+            if parts.metrics is not None:
+                parts.metrics.tracker.finish()
+                results[name] = {"id": parts.metrics.tracker.run_id, "alive": parts.metrics.tracker.alive,
+                                 "lines": len(read_metrics(parts.folder / "metrics.jsonl"))}
+        for key in env:
+            os.environ.pop(key)
+    return results

@@ -13,6 +13,7 @@ from typing import Literal
 
 from shardwise import outcome
 from shardwise.errors import EXIT_FAILURE, EXIT_OK, EXIT_STOPPED, EXIT_USER, ShardwiseError
+from shardwise.train.signals import StopRequest
 
 KINDS: dict[int, Literal["user", "stopped"]] = {EXIT_USER: "user", EXIT_STOPPED: "stopped"}
 
@@ -25,6 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print("usage: python -m shardwise.train RECIPE [section.key=value ...]   (one rank; see shardwise --help)")
         return EXIT_OK if words else EXIT_USER
+    stop = StopRequest(started_at=started_at)
+    stop.listen()  # before anything takes time: a signal during loading counts too
     outcome.begin(rank, world_size)
     _quiet(rank)
     code, message = EXIT_OK, ""
@@ -32,11 +35,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         from shardwise.train.run import run
 
-        run(words[0], words[1:], started_at=started_at)
+        run(words[0], words[1:], stop=stop)
     except ShardwiseError as error:
         code, message = error.exit_code, str(error)
         kind = KINDS.get(code, "failed")
-        if rank == 0 or kind == "failed":
+        explained = os.environ.get(outcome.ENV) and kind != "failed"  # the launcher prints it, last
+        if not explained and (rank == 0 or kind == "failed"):
             print(f"{'' if rank == 0 else f'[rank {rank}] '}{message}", file=sys.stderr, flush=True)
     except BaseException as error:
         outcome.end(rank, exit_code=EXIT_FAILURE, kind="failed", message=f"{type(error).__name__}: {error}")

@@ -9,6 +9,7 @@ import time
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from shardwise import outcome
 from shardwise.checkpoint import store
 from shardwise.errors import Stopped
 from shardwise.train.evaluate import evaluate, samples
@@ -37,6 +38,7 @@ def train(parts: Parts) -> None:
                                     tokens=data.tokens, world_size=parts.ranks.world_size, router=parts.router,
                                     stop=parts.stop.wanted())
             done = step + 1
+            outcome.reached(done)
             # From here on: once per optimizer step and on every rank, so collectives are safe.
             if parts.metrics is not None:
                 parts.metrics.write(step_line(parts, done, lr, data, result, time.perf_counter() - began))

@@ -92,6 +92,7 @@ class WandbTracker(Tracker):
 
         settings = {"mode": mode, "dir": str(folder), "name": name, "id": self.run_id, "resume": "allow",
                     "settings": wandb.Settings(init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", 60)))}
+        self.accelerator.trackers.clear()  # or accelerate would start the one that failed once more
         self.accelerator.init_trackers(tracking.project, config=config, init_kwargs={"wandb": settings})
         run = self.accelerator.get_tracker("wandb", unwrap=True)
         # A resumed run writes steps again that were lost in a crash: they need an axis of their own.
@@ -110,7 +111,8 @@ class WandbTracker(Tracker):
     def finish(self) -> None:
         if self.alive:
             try:
-                self.accelerator.end_training()
+                for tracker in self.accelerator.trackers:  # end_training would wait for the other ranks
+                    tracker.finish()
             except Exception as error:
                 log.warning("wandb did not finish (%s); metrics.jsonl has everything", error)
 

@@ -52,7 +52,6 @@ class Parts:
     stop: StopRequest
     manifest: dict[str, Any]
     start_step: int
-    started_at: float
 
     @property
     def folder(self) -> Path:

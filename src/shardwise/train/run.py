@@ -15,15 +15,15 @@ from shardwise.train.loop import train
 from shardwise.train.parts import Parts
 from shardwise.train.report import write_report
 from shardwise.train.setup import build
+from shardwise.train.signals import StopRequest
 
 log = logging.getLogger("shardwise")
 CHECK_TOKENS = 32
 
 
-def run(recipe: str, overrides: Sequence[str], *, started_at: float) -> Path:
+def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
     """Train, then publish `final/`; returns that folder. Raises ShardwiseError for whatever is explained."""
-    parts = build(recipe, overrides, started_at=started_at)
-    parts.stop.listen()
+    parts = build(recipe, overrides, stop=stop)
     final = parts.folder / "final"
     if parts.start_step == parts.plan.num_steps and (final / "config.json").is_file():
         if parts.ranks.main:

@@ -39,13 +39,14 @@ from shardwise.train.signals import StopRequest
 log = logging.getLogger("shardwise")
 
 
-def build(recipe: str, overrides: Sequence[str], *, started_at: float) -> Parts:
+def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     """Everything up to the first step. Raises UserError for whatever the user can mend, before a model loads."""
     env = os.environ
     ranks = dist.ranks_of(env)
     loaded = load(recipe, overrides)
     resolved = resolve(loaded, world_size=ranks.world_size, launcher=from_environment(env))
     config = resolved.config
+    stop.time_limit_seconds = resolved.time_limit_seconds
     dist.check_world_size(ranks, _asked_processes(resolved), gpus=dist.visible_gpus(), env=env)
     dist.local_threads(env)
     dist.prefer_cpu_quietly(os.environ)
@@ -79,8 +80,7 @@ def build(recipe: str, overrides: Sequence[str], *, started_at: float) -> Parts:
         resolved=resolved, plan=plan, ranks=ranks, device=accelerator.device, engine=engine, shards=shards,
         tokenizer=tokenizer, train=train, held_out=held_out, packing=packing,
         router=router_settings(engine.module.config), autocast=autocast(resolved, accelerator.device),
-        metrics=metrics, manifest=facts, start_step=start_step, started_at=started_at,
-        stop=StopRequest(started_at=started_at, time_limit_seconds=resolved.time_limit_seconds))
+        metrics=metrics, manifest=facts, start_step=start_step, stop=stop)
 
 
 def _asked_processes(resolved: Resolved) -> int | None:

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Lint, types, tests:  ./tests/run.sh [pytest arguments]
+# Sets up as launch.sh does, plus requirements-dev.lock. No network and no GPU is needed once that is done.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/setup.sh"
+setup_python dev
+cd "$ROOT"
+export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
+PATH=$(dirname "$PYTHON"):$PATH
+"$PYTHON" -m ruff check .
+"$PYTHON" -m mypy src/shardwise/config src/shardwise/launch src/shardwise/cli.py src/shardwise/outcome.py
+exec "$PYTHON" -m pytest "$@"

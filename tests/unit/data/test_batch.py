@@ -1,0 +1,88 @@
+"""Rows of examples as tensors: targets, borders, positions, padding, filler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from dist.given import TINY, save_model
+from dist.rows import examples_of
+from shardwise.data.batch import IGNORE, Batch, make_batch
+from shardwise.data.windows import MicroBatch
+from shardwise.model.loss import losses
+
+CHAT = ([11, 12, 13, 14], [0, 0, 1, 1])
+TEXT = ([21, 22, 23], [1, 1, 1])
+ROWS = [CHAT, TEXT]
+
+
+def batch_of(micro: MicroBatch) -> Batch:
+    return make_batch(micro, examples_of(ROWS), pad_id=9)
+
+
+def test_a_target_is_the_token_after() -> None:
+    batch = batch_of([[0]])
+    assert batch.input_ids.tolist() == [[11, 12, 13, 14]]
+    assert batch.keep.tolist() == [1, 2] and batch.targets.tolist() == [[13, 14]]
+    assert batch.attention_mask is None
+    assert (batch.tokens, batch.num_targets) == (4, 2)
+
+
+def test_b30_packed_examples_have_a_border() -> None:
+    """Lengths 4 and 3, every token live: 3 + 2 = 5 targets; the last token of the first predicts nothing."""
+    batch = make_batch([[0, 1]], examples_of([(CHAT[0], [1] * 4), TEXT]), pad_id=9)
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2]]
+    assert batch.segments.tolist() == [[0, 0, 0, 0, 1, 1, 1]]
+    assert batch.keep.tolist() == [0, 1, 2, 4, 5]
+    assert batch.targets.tolist() == [[12, 13, 14, 22, 23]]
+    assert (batch.tokens, batch.num_targets) == (7, 5)
+    assert batch.attention_mask is None
+
+
+def test_padded_rows() -> None:
+    batch = batch_of([[0], [1]])
+    assert batch.input_ids.tolist() == [[11, 12, 13, 14], [21, 22, 23, 9]]
+    assert batch.attention_mask is not None
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    assert batch.segments.tolist() == [[0, 0, 0, 0], [1, 1, 1, -1]]
+    # Positions any row needs; where another row has no target there it is ignored.
+    assert batch.keep.tolist() == [0, 1, 2]
+    assert batch.targets.tolist() == [[IGNORE, 13, 14], [22, 23, IGNORE]]
+    assert (batch.tokens, batch.num_targets) == (7, 4)
+
+
+def test_a_filler_adds_nothing_but_takes_part() -> None:
+    batch = batch_of([])
+    assert (batch.tokens, batch.num_targets) == (0, 0)
+    assert batch.targets.tolist() == [[IGNORE]] and len(batch.keep) == 1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
+    folder: Path = save_model(tmp_path_factory.mktemp("batch") / "tiny", "llama", **TINY)
+    loaded: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    return loaded
+
+
+def summed(model: torch.nn.Module, micro: MicroBatch) -> tuple[float, torch.Tensor]:
+    """Cross-entropy sum, and the gradient of every weight in one vector."""
+    model.zero_grad()
+    loss, _ = losses(model, batch_of(micro), None)
+    loss.backward()
+    return float(loss.detach()), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("micro", [[[0, 1]], [[0], [1]]], ids=["packed", "padded"])
+def test_b30_together_is_the_sum_of_apart(micro: MicroBatch, model: torch.nn.Module) -> None:
+    apart = [summed(model, [[n]]) for n in (0, 1)]
+    loss, gradient = summed(model, micro)
+    assert loss == pytest.approx(apart[0][0] + apart[1][0], rel=1e-6)
+    assert gradient == pytest.approx(apart[0][1] + apart[1][1], abs=1e-6)
+
+
+def test_a_filler_changes_no_gradient(model: torch.nn.Module) -> None:
+    loss, gradient = summed(model, [])
+    assert loss == 0.0 and not gradient.any()
