@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from dist import reference
-from dist.given import LLAMA, TINY, TOKENIZER, VOCABULARY, save_model, write_recipe, write_texts
+from dist.given import LLAMA, TINY, TOKENIZER, VOCABULARY, save_model, tiny_row, write_recipe, write_texts
 from dist.harness import spawn
 from dist.reference import Row, Settings
 from dist.toy import save_bigram
@@ -40,12 +40,6 @@ def toy_table() -> torch.Tensor:
 
 def repeated(token: int, targets: int) -> Row:
     return [token] * (targets + 1), [0] + [1] * targets
-
-
-def tiny_row(length: int, targets: int, seed: int) -> Row:
-    """Random tokens of TINY; the last ones are supervised."""
-    ids = torch.randint(0, 64, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return ids, [0] * (length - targets) + [1] * targets
 
 
 UNEVEN = [tiny_row(4, 1, 0), tiny_row(12, 9, 1)]

@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cases.test_theme1 import tiny_row
 from dist import reference
-from dist.given import TINY, save_model, write_chats, write_recipe
+from dist.given import TINY, save_model, tiny_row, write_chats, write_recipe
 from dist.harness import spawn
 from dist.reference import Settings
 from shardwise.config.launcher import Launcher, from_environment

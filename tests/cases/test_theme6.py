@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from cases.test_theme1 import tiny_row
 from dist import reference
-from dist.given import TINY, save_model, write_chats, write_recipe
+from dist.given import TINY, save_model, tiny_row, write_chats, write_recipe
 from dist.harness import spawn
 from dist.reference import Settings
 from dist.toy import save_bigram

@@ -25,6 +25,21 @@ TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidde
 Chat = Sequence[dict[str, str]]
 
 
+def said(count: int) -> str:
+    """An answer that grows with `count`."""
+    return " ".join(f"word{n}" for n in range(count))
+
+
+WORDS = (0, 1, 12, 25, 1, 0, 3, 5, 7, 9, 18, 2, 2, 4, 20, 0, 1, 11, 6, 3, 15)
+"""Lengths of 21 answers: with their end token 1 to 91 supervised tokens."""
+CHATS: list[Chat] = [[{"role": "user", "content": f"hello {n}"}, {"role": "assistant", "content": said(count)}]
+                     for n, count in enumerate(WORDS)]
+CHATS[3] = [{"role": "system", "content": "Answer briefly."}, *CHATS[3]]
+CHATS[9] = [*CHATS[9], {"role": "user", "content": "and then?"}, {"role": "assistant", "content": said(4)}]
+LONGEST = 124
+"""Tokens of the longest of CHATS."""
+
+
 def save_model(folder: Path, model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32,
                **fields: Any) -> Path:
     """Random weights as a Hugging Face folder."""
@@ -37,9 +52,10 @@ def save_model(folder: Path, model_type: str, *, seed: int = 0, dtype: torch.dty
     return folder
 
 
-def said(count: int) -> str:
-    """An answer that grows with `count`."""
-    return " ".join(f"word{n}" for n in range(count))
+def tiny_row(length: int, targets: int, seed: int) -> tuple[list[int], list[int]]:
+    """Random tokens of TINY, of which the last ones are supervised."""
+    ids = torch.randint(0, 64, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return ids, [0] * (length - targets) + [1] * targets
 
 
 def write_chats(path: Path, chats: Sequence[Chat]) -> Path:

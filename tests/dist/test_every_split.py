@@ -20,20 +20,23 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from dist import reference
-from dist.given import LLAMA, TOKENIZER, VOCABULARY, Chat, said, save_model, write_chats, write_recipe, write_texts
+from dist.given import (
+    CHATS,
+    LLAMA,
+    LONGEST,
+    TOKENIZER,
+    VOCABULARY,
+    said,
+    save_model,
+    write_chats,
+    write_recipe,
+    write_texts,
+)
 from dist.harness import spawn
 from dist.reference import Result, Row, Settings
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "zero3+params")
-LONGEST = 124
-"""Tokens of the longest chat below."""
 LIMITS = (LONGEST, 160, 640)
-WORDS = (0, 1, 12, 25, 1, 0, 3, 5, 7, 9, 18, 2, 2, 4, 20, 0, 1, 11, 6, 3, 15)
-"""Lengths of 21 answers: with their end token 1 to 91 supervised tokens."""
-CHATS: list[Chat] = [[{"role": "user", "content": f"hello {n}"}, {"role": "assistant", "content": said(count)}]
-                     for n, count in enumerate(WORDS)]
-CHATS[3] = [{"role": "system", "content": "Answer briefly."}, *CHATS[3]]
-CHATS[9] = [*CHATS[9], {"role": "user", "content": "and then?"}, {"role": "assistant", "content": said(4)}]
 TEXTS = [said(count) + "." for count in (3, 40, 1, 22, 17, 60, 2)]
 
 # Two epochs of 21 rows by 8: the steps have 8, 8 and 5 rows.
@@ -80,6 +83,7 @@ class Run:
     def overrides(self, folder: Path) -> list[str]:
         strategy, _, offload = self.strategy.partition("+")
         s = self.settings
+        scored = f"{{path: {folder / 'chats.jsonl'}, limit: {s.held_out}}}"
         split = [f"strategy={strategy}", f"offload={offload or 'none'}", f"data.packing={str(self.packing).lower()}",
                  f"batch.max_tokens_per_micro_batch={self.limit}"]
         task = ["data.task=sft"] if self.data == "chats" else ["data.task=pretrain", f"data.max_length={self.block}",
@@ -88,8 +92,7 @@ class Run:
                 f"batch.examples_per_step={s.examples_per_step}", f"schedule.epochs={s.epochs}",
                 f"schedule.kind={s.kind}", f"schedule.warmup_steps={s.warmup_steps}", f"optim.name={s.optimizer}",
                 f"optim.lr={s.lr}", f"optim.weight_decay={s.weight_decay}", f"optim.momentum={s.momentum}",
-                f"optim.max_grad_norm={s.max_grad_norm}",
-                f"data.eval=[{{path: {folder / 'chats.jsonl'}, limit: {s.held_out}}}]" if s.held_out else "data.eval=[]"]
+                f"optim.max_grad_norm={s.max_grad_norm}", f"data.eval=[{scored if s.held_out else ''}]"]
 
 
 RUNS = [Run(strategy=strategy, world_size=world_size, limit=limit, packing=packing)
@@ -163,16 +166,16 @@ def texts(tokenizer: Tokenizer) -> list[Row]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_every_split(run: Run, folder: Path, ran: Callable[[Run], dict[str, Any]],
-                     expected: Callable[[Run], Result], record_property: Callable[[str, object], None]) -> None:
+                     expected: Callable[[Run], Result]) -> None:
     got, want = ran(run), expected(run)
     assert got["packing"] is run.packing
+    assert max(got["micro_batches"]) > 1 or run.limit > LONGEST
     assert got["step"] == list(range(1, len(want.loss) + 1))
     assert got["supervised_tokens"] == want.supervised_tokens
     assert got["lr"] == pytest.approx(want.lr, rel=1e-12)
     weights = load_file(folder / f"x{run.world_size}" / f"{run.name}.safetensors")
     off = reference.deviations(got, weights, want)
-    for name, value in off.items():
-        record_property(name, value)
+    print(f"deviations of {run.name}: {off}")  # pytest -rP shows them
     relative, absolute = run.bounds
     assert len(got["eval_loss"]) == 2 * bool(run.settings.held_out)
     assert max(off["loss"], off["grad_norm"], off["eval_loss"]) <= relative and off["weights"] <= absolute, off

@@ -9,10 +9,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from dist import reference
-from dist.given import LLAMA, TOKENIZER, VOCABULARY, save_model, write_chats, write_recipe
+from dist.given import CHATS, LLAMA, LONGEST, TOKENIZER, VOCABULARY, save_model, write_chats, write_recipe
 from dist.harness import spawn
 from dist.reference import Settings
-from dist.test_every_split import CHATS, LONGEST
 
 MISTAKES = ("mean_of_means", "own_count", "divided_twice", "step_every_micro_batch", "packed_without_borders")
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
