@@ -4,7 +4,8 @@
 
 An 8M-parameter Llama with a 32k vocabulary, bf16 autocast, one process, real chats of `chitchat-dataset`
 (the demo's package), loss on the replies only (about 45 % of the tokens). The sides run in turn, each in a
-process of its own, and every side trains the same examples in the same optimizer steps. Start-up and the first
+process of its own, and every side trains the same examples in the same optimizer steps, with its default
+micro-batch where it has one (shardwise: at most max_length = 1,024 tokens; Trainer: 4 rows). Start-up and the first
 two steps are not timed. Memory is the process's peak resident size, imports included.
 Needs an otherwise idle machine. Results with date and hardware: docs/performance.md.
 """
@@ -23,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-EXAMPLES_PER_STEP, STEPS, WARM_UP_STEPS = 16, 14, 2
-CONVERSATIONS, MAX_LENGTH, MAX_TOKENS, VOCABULARY = 128, 1024, 4096, 32_000
+EXAMPLES_PER_STEP, STEPS, WARM_UP_STEPS = 16, 8, 2
+CONVERSATIONS, MAX_LENGTH, VOCABULARY = 128, 1024, 32_000
 SIDES = ("shardwise", "bare", "trainer")
 RECIPE = f"""
 model:
@@ -35,7 +36,7 @@ data:
   train: [{{path: FOLDER/train.jsonl, limit: {CONVERSATIONS}}}]
   max_length: {MAX_LENGTH}
   on_too_long: truncate
-batch: {{examples_per_step: {EXAMPLES_PER_STEP}, max_tokens_per_micro_batch: {MAX_TOKENS}}}
+batch: {{examples_per_step: {EXAMPLES_PER_STEP}}}
 optim: {{lr: 1e-3}}
 schedule: {{kind: constant, max_steps: {STEPS}}}
 precision: bf16

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from shardwise.data.store import Examples
-from shardwise.data.windows import MicroBatch
+from shardwise.data.windows import MicroBatch, computed_width, rounded
 
 IGNORE = -100
 
@@ -24,7 +24,7 @@ class Batch:
     attention_mask: torch.Tensor | None
     """int64 [B, T], 1 on tokens, for several padded rows; None for one row without padding."""
     keep: torch.Tensor
-    """int64 [K], increasing: positions of T that predict a target in at least one row."""
+    """int64 [K]: positions of T that predict a target in at least one row, then some repeats of position 0."""
     targets: torch.Tensor
     """int64 [B, K], the token after each kept position, or -100."""
     segments: torch.Tensor
@@ -46,14 +46,19 @@ class Batch:
                 "attention_mask": self.attention_mask, "logits_to_keep": self.keep, "use_cache": False}
 
 
-def make_batch(micro: MicroBatch, examples: Examples, *, pad_id: int) -> Batch:
-    """Tensors (on the CPU) for a micro-batch; an all-ignored filler row when it is empty."""
+def make_batch(micro: MicroBatch, examples: Examples, *, pad_id: int, max_tokens: int) -> Batch:
+    """Tensors (on the CPU) for a micro-batch; an all-ignored filler row when it is empty.
+
+    T and K are rounded up a little so that few shapes occur. What is added lies behind every example, where a
+    causal model cannot see it from within one, and is never a target.
+    """
     if not micro:
         return _filler(pad_id)
     flat = [example for row in micro for example in row]
     loaded = iter(examples.get(flat))
     rows = [[next(loaded) for _ in row] for row in micro]
-    height, width = len(rows), max(sum(len(ids) for ids, _ in row) for row in rows)
+    height = len(rows)
+    width = computed_width(max(sum(len(ids) for ids, _ in row) for row in rows), rows=height, max_tokens=max_tokens)
     input_ids = np.full((height, width), pad_id, np.int64)
     positions = np.zeros((height, width), np.int64)
     segments = np.full((height, width), -1, np.int64)
@@ -70,12 +75,16 @@ def make_batch(micro: MicroBatch, examples: Examples, *, pad_id: int) -> Batch:
             targets[r, at:at + size - 1] = np.where(supervised[1:], ids[1:], IGNORE)
             segment, at = segment + 1, at + size
         positions[r, at:] = np.arange(width - at)
-    keep = np.flatnonzero((targets != IGNORE).any(axis=0))
+    wanted = np.flatnonzero((targets != IGNORE).any(axis=0))
+    keep = np.zeros(rounded(len(wanted)), np.int64)
+    keep[:len(wanted)] = wanted
+    kept_targets = targets[:, keep]
+    kept_targets[:, len(wanted):] = IGNORE
     live = segments >= 0
     return Batch(
         input_ids=torch.from_numpy(input_ids), position_ids=torch.from_numpy(positions),
         attention_mask=None if height == 1 else torch.from_numpy(live.astype(np.int64)),
-        keep=torch.from_numpy(keep), targets=torch.from_numpy(targets[:, keep]),
+        keep=torch.from_numpy(keep), targets=torch.from_numpy(kept_targets),
         segments=torch.from_numpy(segments), tokens=int(live.sum()), num_targets=int((targets != IGNORE).sum()))
 
 

@@ -97,6 +97,21 @@ def _dealt(bins: list[MicroBatch], lengths: np.ndarray, world_size: int) -> Wind
 
 
 def cost(micro: MicroBatch, lengths: np.ndarray) -> int:
-    """Tokens computed for a micro-batch, padding included."""
+    """Tokens of a micro-batch, the padding of shorter rows included."""
     widths = [sum(int(lengths[i]) for i in row) for row in micro]
     return len(widths) * max(widths, default=0)
+
+
+def rounded(size: int) -> int:
+    """The next of a few sizes: multiples of 8, from 256 on of a sixteenth of the power of two below.
+
+    Kernels are compiled or chosen per shape and memory is kept per shape; when every micro-batch had a shape
+    of its own, that cost up to half the speed on a CPU. At most 1/16 is added, 1/32 on average.
+    """
+    step = max(8, 1 << max(0, (size - 1).bit_length() - 5))
+    return -(-size // step) * step
+
+
+def computed_width(width: int, *, rows: int, max_tokens: int) -> int:
+    """Tokens per row that are computed for rows of up to `width`: rounded up as far as `max_tokens` allows."""
+    return max(width, min(rounded(width), max_tokens // max(1, rows)))

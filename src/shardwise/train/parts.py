@@ -13,7 +13,7 @@ from shardwise.checkpoint.store import Shards
 from shardwise.config.resolve import Resolved, StepPlan
 from shardwise.data.batch import Batch, make_batch
 from shardwise.data.store import Examples
-from shardwise.data.windows import global_batch, split
+from shardwise.data.windows import computed_width, cost, global_batch, split
 from shardwise.dist import Ranks
 from shardwise.train.engine import Engine
 from shardwise.train.metrics import Metrics
@@ -73,12 +73,13 @@ class Parts:
 
     def work(self, examples: Examples, ids: list[int]) -> StepData:
         """This rank's share of some examples, with the global counts."""
-        window = split(ids, examples.lengths, world_size=self.ranks.world_size, packing=self.packing,
-                       max_tokens=self.resolved.max_tokens_per_micro_batch)
-        widths = [len(micro) * max((sum(int(examples.lengths[i]) for i in row) for row in micro), default=0)
-                  for share in window for micro in share]
-        batches = [make_batch(micro, examples, pad_id=self.pad_id).to(self.device)
+        limit = self.resolved.max_tokens_per_micro_batch
+        window = split(ids, examples.lengths, world_size=self.ranks.world_size, packing=self.packing, max_tokens=limit)
+        batches = [make_batch(micro, examples, pad_id=self.pad_id, max_tokens=limit).to(self.device)
                    for micro in window[self.ranks.rank]]
-        return StepData(batches=batches, examples=len(ids), padded_tokens=sum(widths),
+        computed = sum(len(micro) * computed_width(cost(micro, examples.lengths) // len(micro), rows=len(micro),
+                                                   max_tokens=limit)
+                       for share in window for micro in share if micro)
+        return StepData(batches=batches, examples=len(ids), padded_tokens=computed,
                         supervised_tokens=int(examples.supervised[ids].sum()),
                         tokens=int(examples.lengths[ids].sum()))

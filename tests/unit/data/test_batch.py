@@ -17,41 +17,50 @@ from shardwise.model.loss import losses
 CHAT = ([11, 12, 13, 14], [0, 0, 1, 1])
 TEXT = ([21, 22, 23], [1, 1, 1])
 ROWS = [CHAT, TEXT]
+LIMIT = 64
+NONE = [IGNORE]
 
 
 def batch_of(micro: MicroBatch) -> Batch:
-    return make_batch(micro, examples_of(ROWS), pad_id=9)
+    return make_batch(micro, examples_of(ROWS), pad_id=9, max_tokens=LIMIT)
 
 
 def test_a_target_is_the_token_after() -> None:
     batch = batch_of([[0]])
-    assert batch.input_ids.tolist() == [[11, 12, 13, 14]]
-    assert batch.keep.tolist() == [1, 2] and batch.targets.tolist() == [[13, 14]]
+    assert batch.input_ids.tolist() == [[11, 12, 13, 14, 9, 9, 9, 9]]  # eight, so that few shapes occur
+    assert batch.keep.tolist() == [1, 2, 0, 0, 0, 0, 0, 0] and batch.targets.tolist() == [[13, 14] + 6 * NONE]
     assert batch.attention_mask is None
     assert (batch.tokens, batch.num_targets) == (4, 2)
 
 
 def test_b30_packed_examples_have_a_border() -> None:
     """Lengths 4 and 3, every token live: 3 + 2 = 5 targets; the last token of the first predicts nothing."""
-    batch = make_batch([[0, 1]], examples_of([(CHAT[0], [1] * 4), TEXT]), pad_id=9)
-    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2]]
-    assert batch.segments.tolist() == [[0, 0, 0, 0, 1, 1, 1]]
-    assert batch.keep.tolist() == [0, 1, 2, 4, 5]
-    assert batch.targets.tolist() == [[12, 13, 14, 22, 23]]
+    batch = make_batch([[0, 1]], examples_of([(CHAT[0], [1] * 4), TEXT]), pad_id=9, max_tokens=LIMIT)
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0]]  # what is added is a segment of its own
+    assert batch.segments.tolist() == [[0, 0, 0, 0, 1, 1, 1, -1]]
+    assert batch.keep.tolist() == [0, 1, 2, 4, 5, 0, 0, 0]
+    assert batch.targets.tolist() == [[12, 13, 14, 22, 23] + 3 * NONE]
     assert (batch.tokens, batch.num_targets) == (7, 5)
     assert batch.attention_mask is None
 
 
 def test_padded_rows() -> None:
     batch = batch_of([[0], [1]])
-    assert batch.input_ids.tolist() == [[11, 12, 13, 14], [21, 22, 23, 9]]
+    assert batch.input_ids.tolist() == [[11, 12, 13, 14, 9, 9, 9, 9], [21, 22, 23, 9, 9, 9, 9, 9]]
     assert batch.attention_mask is not None
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
-    assert batch.segments.tolist() == [[0, 0, 0, 0], [1, 1, 1, -1]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0, 0]]
+    assert batch.segments.tolist() == [[0, 0, 0, 0, -1, -1, -1, -1], [1, 1, 1, -1, -1, -1, -1, -1]]
     # Positions any row needs; where another row has no target there it is ignored.
-    assert batch.keep.tolist() == [0, 1, 2]
-    assert batch.targets.tolist() == [[IGNORE, 13, 14], [22, 23, IGNORE]]
+    assert batch.keep.tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
+    assert batch.targets.tolist() == [[IGNORE, 13, 14] + 5 * NONE, [22, 23, IGNORE] + 5 * NONE]
     assert (batch.tokens, batch.num_targets) == (7, 4)
+
+
+@pytest.mark.parametrize(("micro", "limit", "width"), [([[0]], 4, 4), ([[0]], 5, 5), ([[0], [1]], 8, 4),
+                                                       ([[0], [1]], 11, 5), ([[0, 1]], 7, 7), ([[0, 1]], 100, 8)])
+def test_rounding_up_stays_within_the_limit(micro: MicroBatch, limit: int, width: int) -> None:
+    batch = make_batch(micro, examples_of(ROWS), pad_id=9, max_tokens=limit)
+    assert batch.input_ids.shape == (len(micro), width)
 
 
 def test_a_filler_adds_nothing_but_takes_part() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.data.windows import Window, cost, epoch_order, global_batch, split
+from shardwise.data.windows import Window, cost, epoch_order, global_batch, rounded, split
 from shardwise.errors import DataError
 
 LENGTHS = st.lists(st.integers(2, 60), min_size=1, max_size=40).map(lambda some: np.asarray(some, np.int32))
@@ -88,3 +88,10 @@ def test_a_padded_step_of_one_example_leaves_the_other_rank_a_filler() -> None:
 def test_an_example_longer_than_a_micro_batch_is_refused() -> None:
     with pytest.raises(DataError, match="example 1 has 1,200 tokens, more than batch.max_tokens_per_micro_batch=1,024"):
         split([0, 1], np.asarray([7, 1200], np.int32), world_size=1, max_tokens=1024, packing=True)
+
+
+def test_few_shapes_and_little_added() -> None:
+    sizes = range(1, 5000)
+    assert all(rounded(n) >= n and rounded(n) - n < max(8, n / 15.9) for n in sizes)
+    assert len({rounded(n) for n in range(512, 1024)}) == 17
+    assert [rounded(n) for n in (1, 8, 9, 256, 257, 1000, 1025)] == [8, 8, 16, 256, 272, 1024, 1088]

@@ -86,7 +86,7 @@ def of(model: Any, micros: list[MicroBatch]) -> tuple[float, float, torch.Tensor
     model.zero_grad()
     cross_entropy = balance = 0.0
     for micro in micros:
-        loss, router = losses(model, make_batch(micro, examples_of(ROWS), pad_id=0), router_settings(model.config))
+        loss, router = losses(model, make_batch(micro, examples_of(ROWS), pad_id=0, max_tokens=64), router_settings(model.config))
         (loss + 3.0 * router).backward()
         cross_entropy, balance = cross_entropy + float(loss.detach()), balance + float(router.detach())
     return cross_entropy, balance, torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -108,7 +108,7 @@ def test_one_example_has_the_loss_transformers_computes(model: Any) -> None:
     """For one row whose tokens are all supervised, transformers' own loss with its balance added."""
     ids = torch.tensor([ROWS[3][0]])
     want = model(input_ids=ids, labels=ids, output_router_logits=True)
-    batch = make_batch([[0]], examples_of([(ROWS[3][0], [1] * ids.shape[1])]), pad_id=0)
+    batch = make_batch([[0]], examples_of([(ROWS[3][0], [1] * ids.shape[1])]), pad_id=0, max_tokens=64)
     coefficient, *_ = settings = router_settings(model.config)
     cross_entropy, balance = losses(model, batch, settings)
     got = cross_entropy / batch.num_targets + coefficient * balance / batch.tokens
@@ -118,4 +118,4 @@ def test_one_example_has_the_loss_transformers_computes(model: Any) -> None:
 def test_a_dense_model_has_no_router(tmp_path: Any) -> None:
     dense = AutoModelForCausalLM.from_pretrained(save_model(tmp_path / "tiny", "llama", **TINY))
     assert router_settings(dense.config) is None
-    assert losses(dense, make_batch([[0]], examples_of(ROWS), pad_id=0), None)[1] is None
+    assert losses(dense, make_batch([[0]], examples_of(ROWS), pad_id=0, max_tokens=64), None)[1] is None
