@@ -86,7 +86,8 @@ def of(model: Any, micros: list[MicroBatch]) -> tuple[float, float, torch.Tensor
     model.zero_grad()
     cross_entropy = balance = 0.0
     for micro in micros:
-        loss, router = losses(model, make_batch(micro, examples_of(ROWS), pad_id=0, max_tokens=64), router_settings(model.config))
+        batch = make_batch(micro, examples_of(ROWS), pad_id=0, max_tokens=64)
+        loss, router = losses(model, batch, router_settings(model.config))
         (loss + 3.0 * router).backward()
         cross_entropy, balance = cross_entropy + float(loss.detach()), balance + float(router.detach())
     return cross_entropy, balance, torch.cat([p.grad.flatten() for p in model.parameters()])
