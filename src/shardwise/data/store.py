@@ -92,13 +92,13 @@ def _build(folder: Path, sources: tuple[SourceConfig, ...], data: DataConfig, to
     processes = min(len(os.sched_getaffinity(0)), len(rows) // ROWS_PER_PROCESS)
     raw = datasets.Dataset.from_dict({"raw": [r.raw for r in rows], "kind": [r.kind for r in rows],
                                       "place": [r.place for r in rows]})
-    try:
-        datasets.disable_progress_bars() if len(rows) < ROWS_PER_PROCESS else datasets.enable_progress_bars()
-        table = raw.map(work, batched=True, batch_size=ROWS_PER_BATCH, num_proc=processes if processes > 1 else None,
-                        remove_columns=raw.column_names, desc="tokenising", load_from_cache_file=False,
-                        keep_in_memory=len(rows) < ROWS_PER_PROCESS)
-    except DataError:
-        raise
+    small = len(rows) < ROWS_PER_PROCESS
+    if small:  # done before a bar could be read
+        datasets.disable_progress_bars()
+    table = raw.map(work, batched=True, batch_size=ROWS_PER_BATCH, num_proc=processes if processes > 1 else None,
+                    remove_columns=raw.column_names, desc="tokenising", load_from_cache_file=False,
+                    keep_in_memory=small)
+    datasets.enable_progress_bars()
     table, dropped = (_usable(table, len(rows)) if data.task == "sft" else _blocks(table, data.max_length))
     counts = {"rows": len(rows), "examples": len(table), **dropped,
               "tokens": int(np.sum(table.data.column("length").to_numpy())),
