@@ -3,7 +3,7 @@
     ./.venv/bin/python benchmarks/trainer.py [--rounds 5] [--json FILE]
 
 An 8M-parameter Llama with a 32k vocabulary, bf16 autocast, one process, real chats of `chitchat-dataset`
-(the demo's package), loss on the replies only (about 45 % of the tokens). The sides run in turn, each in a
+(the demo's package), loss on the replies only (40 % of the tokens). The sides run in turn, each in a
 process of its own, and every side trains the same examples in the same optimizer steps, with its default
 micro-batch where it has one (shardwise: at most max_length = 1,024 tokens; Trainer: 4 rows). Start-up and the first
 two steps are not timed. Memory is the process's peak resident size, imports included.
@@ -97,10 +97,25 @@ def run_shardwise(folder: Path, run: str) -> tuple[list[float], list[int]]:
     return stamps, tokens
 
 
-def run_bare(folder: Path, run: str) -> tuple[list[float], list[int]]:
-    """Nothing but torch, on micro-batches that lie ready in memory."""
+def bare_step(model: Any, optimizer: Any, step: Any) -> None:
+    """One optimizer step with nothing but torch."""
     import torch
     from torch.nn.functional import cross_entropy
+
+    for batch in step.batches:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False,
+                           logits_to_keep=batch.keep).logits
+            loss = cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), reduction="sum")
+        (loss / step.supervised_tokens).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def run_bare(folder: Path, run: str) -> tuple[list[float], list[int]]:
+    """The bare loop, on micro-batches that lie ready in memory."""
+    import torch
 
     parts = parts_of(folder, run)
     model = parts.engine.module
@@ -108,17 +123,49 @@ def run_bare(folder: Path, run: str) -> tuple[list[float], list[int]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
     stamps = []
     for step in steps:
-        for batch in step.batches:
-            with torch.autocast("cpu", torch.bfloat16):
-                logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False,
-                               logits_to_keep=batch.keep).logits
-                loss = cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), reduction="sum")
-            (loss / step.supervised_tokens).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        bare_step(model, optimizer, step)
         stamps.append(time.perf_counter())
     return stamps, [step.tokens for step in steps]
+
+
+def run_paired(folder: Path, run: str) -> dict[str, float]:
+    """Our step and the bare one in turn, on the same examples in one process: the overhead without its noise.
+
+    Ours includes assembling the batches and writing metrics; the bare one finds its batches in memory.
+    """
+    import copy
+
+    import torch
+
+    from shardwise.train.record import step_line
+    from shardwise.train.step import optimizer_step
+
+    parts = parts_of(folder, run)
+    model = copy.deepcopy(parts.engine.module)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
+    ready = [parts.step_data(step) for step in range(4)]
+
+    def ours(step: int) -> None:
+        data = parts.step_data(step)
+        result = optimizer_step(parts.engine, data.batches, lr=1e-3, supervised_tokens=data.supervised_tokens,
+                                tokens=data.tokens, world_size=1, router=None, stop=False)
+        parts.metrics.write(step_line(parts, step + 1, 1e-3, data, result, 1.0))
+
+    def seconds(work: Any, *args: Any) -> float:
+        began = time.perf_counter()
+        work(*args)
+        return time.perf_counter() - began
+
+    ratios = []
+    for turn in range(9):
+        for step, data in enumerate(ready):
+            sides = {"bare": lambda data=data: bare_step(model, optimizer, data), "ours": lambda step=step: ours(step)}
+            order = ("bare", "ours") if (turn + step) % 2 else ("ours", "bare")
+            took = {side: seconds(sides[side]) for side in order}
+            if turn:  # the first turn meets every shape for the first time
+                ratios.append(took["bare"] / took["ours"])
+    return {"paired_speed_vs_bare": statistics.median(ratios), "pairs": len(ratios),
+            "quartiles": [round(q, 3) for q in statistics.quantiles(ratios, n=4)]}
 
 
 def run_trainer(folder: Path, run: str) -> tuple[list[float], list[int]]:
@@ -158,6 +205,9 @@ def measure(side: str, folder: Path, run: str) -> None:
     """One side in this process; prints its figures as JSON."""
     import resource
 
+    if side == "paired":
+        print(json.dumps(run_paired(folder, run)))
+        return
     stamps, tokens = {"shardwise": run_shardwise, "bare": run_bare, "trainer": run_trainer}[side](folder, run)
     timed = sum(tokens[WARM_UP_STEPS:])
     seconds = stamps[-1] - stamps[WARM_UP_STEPS - 1]
@@ -170,7 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--side", choices=SIDES)
+    parser.add_argument("--side", choices=(*SIDES, "paired"))
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--run", default="run")
     args = parser.parse_args()
@@ -181,30 +231,38 @@ def main() -> None:
         prepare(Path(name))
         for number in range(args.rounds):
             for side in SIDES[number % 3:] + SIDES[:number % 3]:
-                words = [sys.executable, __file__, "--side", side, "--folder", name, "--run", f"{side}-{number}"]
-                output = subprocess.run(words, capture_output=True, text=True,
-                                        env={**os.environ, "HF_HUB_OFFLINE": "1"})
-                if output.returncode:
-                    sys.exit(f"{side} failed:\n{output.stderr[-3000:]}")
-                results[side].append(json.loads(output.stdout.strip().splitlines()[-1]))
+                results[side].append(in_process(side, name, f"{side}-{number}"))
                 print(f"round {number + 1}, {side}: {results[side][-1]}", file=sys.stderr, flush=True)
-    report(results, args.json)
+        paired = in_process("paired", name, "paired")
+    report(results, paired, args.json)
 
 
-def report(results: dict[str, list[dict[str, float]]], path: Path | None) -> None:
+def in_process(side: str, folder: str, run: str) -> dict[str, float]:
+    """One side in a process of its own; its figures."""
+    words = [sys.executable, __file__, "--side", side, "--folder", folder, "--run", run]
+    output = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    if output.returncode:
+        sys.exit(f"{side} failed:\n{output.stderr[-3000:]}")
+    figures: dict[str, float] = json.loads(output.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def report(results: dict[str, list[dict[str, float]]], paired: dict[str, float], path: Path | None) -> None:
     """Medians of each side and what the issue of speed turns on: ratios."""
     median = {side: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
               for side, rows in results.items()}
     ours, bare, trainer = (median[side] for side in SIDES)
     figures = {"median": median,
-               "speed_vs_bare": ours["tokens_per_second"] / bare["tokens_per_second"],
+               **paired, "speed_vs_bare": ours["tokens_per_second"] / bare["tokens_per_second"],
                "speed_vs_trainer": ours["tokens_per_second"] / trainer["tokens_per_second"],
                "memory_vs_trainer": ours["peak_gib"] / trainer["peak_gib"],
                "cores": os.cpu_count(), "machine": platform.processor() or platform.machine(), "rounds": results}
     for side in SIDES:
         print(f"{side:10} {median[side]['tokens_per_second']:8,.0f} tokens/s  {median[side]['peak_gib']:.2f} GiB")
-    print(f"shardwise / bare loop {figures['speed_vs_bare']:.3f}, / Trainer {figures['speed_vs_trainer']:.2f} "
-          f"(memory {figures['memory_vs_trainer']:.2f})")
+    print(f"shardwise / bare loop, step by step in turn {paired['paired_speed_vs_bare']:.3f} "
+          f"(quartiles {paired['quartiles']}, {paired['pairs']} pairs)")
+    print(f"shardwise / bare loop, whole processes {figures['speed_vs_bare']:.3f}")
+    print(f"shardwise / Trainer {figures['speed_vs_trainer']:.2f} (memory {figures['memory_vs_trainer']:.2f})")
     if path is not None:
         path.write_text(json.dumps(figures, indent=2))
 

@@ -72,6 +72,8 @@ _make() {
         _pip -r "$ROOT/requirements.lock"
         _pip --no-deps -r "$ROOT/requirements-demo.lock"
         _pip --no-deps --no-build-isolation -e "$ROOT"
+        _say "compiling DeepSpeed's kernels for a machine without a GPU (nothing to do on one with)"
+        "$VENV/bin/python" -m shardwise.train.ops >&2 || _say "going on without them: ZeRO will need them"
     fi
     if [ "${1:-}" = dev ]; then
         _say "installing requirements-dev.lock"

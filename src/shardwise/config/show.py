@@ -43,11 +43,14 @@ def derived(resolved: Resolved) -> dict[str, Any]:
             "time_limit_seconds": resolved.time_limit_seconds}
 
 
-def arithmetic(resolved: Resolved) -> str:
-    """`64 examples/step = 2 ranks x ~4 micro-batches x <= 8,192 tokens`."""
+def arithmetic(resolved: Resolved, mean_tokens: float | None = None) -> str:
+    """`64 examples/step = 2 ranks x ~4 micro-batches x <= 8,192 tokens`.
+
+    `mean_tokens` is an example's length where it is known; else it is estimated from the training file.
+    """
     limit, ranks = resolved.max_tokens_per_micro_batch, resolved.world_size
     examples = resolved.config.batch.examples_per_step
-    mean = _mean_tokens(resolved.config)
+    mean = _mean_tokens(resolved.config) if mean_tokens is None else mean_tokens
     count = "?" if mean is None else f"~{max(1, math.ceil(examples * min(mean, limit) / (ranks * limit)))}"
     return (f"{examples:,} examples/step = {ranks} rank{'s' * (ranks > 1)} x {count} micro-batches "
             f"x <= {limit:,} tokens")

@@ -69,7 +69,7 @@ def summary(parts: Parts) -> list[str]:
         f"steps: {plan.examples:,} examples / {parts.resolved.config.batch.examples_per_step:,} = "
         f"{plan.steps_per_epoch:,} per epoch, {plan.num_steps:,} in all, warm-up {plan.warmup_steps:,}"
         + (f", going on after step {parts.start_step:,}" if parts.start_step else ""),
-        show.arithmetic(parts.resolved),
+        show.arithmetic(parts.resolved, counts["tokens"] / counts["examples"]),
     ]
 
 
