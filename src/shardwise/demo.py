@@ -26,6 +26,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from shardwise.config.cache import cache_root
 from shardwise.errors import ConfigError, PreflightError
 
 PREFIX = "demo:"
@@ -67,7 +68,7 @@ def resolve(name: str) -> str:
     if not name.startswith(PREFIX):
         return name
     asset, inside = _lookup(name)
-    folder = _cache_root() / asset.folder_name
+    folder = cache_root() / "demo" / asset.folder_name
     if not folder.is_dir():  # published whole by a rename, so a folder that exists is complete
         _make(asset, folder)
     return str(folder / inside)
@@ -88,15 +89,6 @@ def _lookup(name: str) -> tuple[Asset, str]:
         every = ", ".join(PREFIX + key for key in _NAMES)
         raise ConfigError(f"unknown demo name '{name}'; {hint}Known: {every}.")
     return known
-
-
-def _cache_root() -> Path:
-    """Where demo assets live; nothing is created here."""
-    if own := os.environ.get("SHARDWISE_CACHE"):
-        return Path(own).expanduser().absolute() / "demo"
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser().absolute() / "shardwise" / "demo"
-    return Path.home() / ".cache" / "shardwise" / "demo"
 
 
 def _package_folder(asset: Asset) -> Path:

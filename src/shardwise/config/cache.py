@@ -10,5 +10,5 @@ def cache_root() -> Path:
     """`$SHARDWISE_CACHE`, else `$XDG_CACHE_HOME/shardwise`, else `~/.cache/shardwise`."""
     chosen = os.environ.get("SHARDWISE_CACHE")
     if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser().absolute() / "shardwise"

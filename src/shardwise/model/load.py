@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -78,8 +80,13 @@ def held_dtype(resolved: Resolved) -> torch.dtype:
 
 
 def fresh_folder(resolved: Resolved) -> Path:
-    """Where the run keeps its freshly drawn initial weights."""
-    return Path(resolved.config.run.output_dir or "") / "init"
+    """Where the run keeps its freshly drawn initial weights: a folder for each seed, model and tokenizer.
+
+    A start that was killed before its first checkpoint must not lend its weights to one with another seed.
+    """
+    drawn = [resolved.config.run.seed, resolved.config.model.from_config, resolved.config.model.tokenizer]
+    key = hashlib.sha256(json.dumps(drawn, sort_keys=True).encode()).hexdigest()[:8]
+    return Path(resolved.config.run.output_dir or "") / f"init-{key}"
 
 
 def draw_fresh(resolved: Resolved, *, vocabulary: int) -> None:
@@ -106,6 +113,6 @@ def draw_fresh(resolved: Resolved, *, vocabulary: int) -> None:
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{resolved.origins['model.from_config']}: model.from_config: {error}") from None
-        beside = folder.with_name(f"init.{os.getpid()}.part")
+        beside = folder.with_name(f"{folder.name}.{os.getpid()}.part")
         model.save_pretrained(beside)
         os.replace(beside, folder)

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         # Not sys.exit: other ranks may be inside a collective with this one, and tearing down would wait for them.
         os._exit(EXIT_FAILURE)
     outcome.end(rank, exit_code=code, kind=kind, message=message)
-    _leave(code)
+    _leave()
     # The launcher reads the outcome; a non-zero code here would make the agent print a traceback of its own.
     return EXIT_OK if kind in ("user", "stopped") and os.environ.get(outcome.ENV) else code
 
@@ -68,7 +68,7 @@ def _quiet(rank: int) -> None:
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
-def _leave(code: int) -> None:
+def _leave() -> None:
     """Take the process group down in order, so that nothing warns about leaked ranks."""
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_initialized():

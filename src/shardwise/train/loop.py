@@ -24,7 +24,6 @@ log = logging.getLogger("shardwise")
 def train(parts: Parts) -> None:
     """Run from `parts.start_step` to the end of the plan. Raises Stopped after an early, complete checkpoint."""
     config, plan = parts.resolved.config, parts.plan
-    saved = parts.start_step
     if parts.start_step == 0:
         score(parts, 0)
     progress = tqdm(total=plan.num_steps, initial=parts.start_step, unit="step", disable=not parts.ranks.main,
@@ -50,11 +49,10 @@ def train(parts: Parts) -> None:
             stopping = (result.stop or done == config.run.stop_after) and not last
             if due(done, config.checkpoint.every_steps, last or stopping):
                 save(parts, done)
-                saved = done
             if stopping:
                 reason = parts.stop.reason or ("run.stop_after" if done == config.run.stop_after else "another rank")
                 raise Stopped(f"stopped after step {done} of {plan.num_steps} ({reason}); the checkpoint of step "
-                              f"{saved} is complete. Start again to go on")
+                              f"{done} is complete. Start again to go on")
 
 
 def due(step: int, every: int | None, force: bool) -> bool:
