@@ -23,5 +23,6 @@ def test_a_killed_start_lends_no_weights_to_another_seed(tmp_path: Path) -> None
     for one in (first, again, other):
         draw_fresh(one, vocabulary=1024)
     assert fresh_folder(first) == fresh_folder(again) != fresh_folder(other)
-    weights = [load_file(fresh_folder(one) / "model.safetensors")["model.embed_tokens.weight"] for one in (first, other)]
+    weights = [load_file(fresh_folder(one) / "model.safetensors")["model.embed_tokens.weight"]
+               for one in (first, other)]
     assert not weights[0].equal(weights[1])
