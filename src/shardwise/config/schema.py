@@ -27,6 +27,8 @@ NonNegative = Annotated[float, Range(0)]
 Positive = Annotated[float, Range(0, exclusive_low=True)]
 Share = Annotated[float, Range(0, 1)]
 Beta = Annotated[float, Range(0, 0.999999999)]
+Fate = Literal["error", "drop"]
+SoftFate = Literal["error", "drop", "report"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +83,72 @@ class AdapterConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceConfig:
     path: str | None = None
-    """A .jsonl file of `messages` (or `text`) rows, a plain .txt file, or a `demo:` name."""
+    """A file (.jsonl, .json, .parquet, .csv, .txt; also .gz of the text ones), a folder, a glob or a `demo:` name."""
     hub: str | None = None
-    """A Hugging Face dataset (name or local folder) whose rows have `messages` or `text`."""
+    """A Hugging Face dataset: a name or a local folder."""
+    subset: str | None = None
+    """Configuration of a `hub` dataset, for those that have several."""
     split: str = "train"
     """Split of a `hub` dataset."""
+    format: Literal["auto", "messages", "conversations", "prompt_completion", "instruction", "text"] = "auto"
+    """What a row looks like. messages: role/content (OpenAI). conversations: from/value (ShareGPT).
+    instruction: instruction, input, output (Alpaca). auto: the first of these whose columns are there."""
+    columns: dict[str, str] | None = None
+    """Our column name -> the name in the file, as in `{prompt: question, completion: answer}`."""
+    roles: dict[str, str] | None = None
+    """Role in the file -> system, user, assistant or tool, besides the usual ones (human, gpt, ...)."""
+    weight: Positive = 1.0
+    """How often each row is seen per epoch: 2 is twice, 0.5 is a different half each epoch."""
     limit: Count | None = None
     """Use only the first so many rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultConfig:
+    """error: stop, naming every row. drop: leave the rows out and count them. report: keep and count them."""
+
+    broken_json: Fate = "error"
+    """Not valid JSON, or not an object."""
+    bad_utf8: Fate = "error"
+    """Bytes or escapes that are not text."""
+    oversized_row: Fate = "error"
+    """One row of more than 16 MiB."""
+    wrong_schema: Fate = "error"
+    """No known format fits, or a value has the wrong type."""
+    mixed_schema: Fate = "error"
+    """Another format than the rows before it in its source."""
+    no_messages: Fate = "error"
+    """No message, or no assistant turn to learn from."""
+    null_content: Fate = "error"
+    """A turn whose content is null or missing."""
+    empty_turn: Fate = "error"
+    """A turn, or a text, with nothing but white space."""
+    unknown_role: Fate = "error"
+    """A role that is none of system, developer, user, assistant, tool."""
+    role_order: Fate = "error"
+    """An assistant turn before any user turn, a late system turn, a tool result that nothing called for."""
+    bad_tools: Fate = "error"
+    """Tool calls or tool schemas that are not what the format asks for."""
+    truncated_answer: Fate = "error"
+    """An answer its source marks as cut off (finish_reason: length)."""
+    prompt_trained: Fate = "error"
+    """An answer that begins with its whole prompt, which would be trained as if answered."""
+    template_refused: Fate = "error"
+    """The chat template refuses the conversation."""
+    text_lost: Fate = "error"
+    """The chat template leaves a turn's text out."""
+    mask_disagreement: Fate = "error"
+    """Two independent readings of what to supervise differ, or cannot be made certain."""
+    no_supervised: Fate = "error"
+    """No token carries loss."""
+    terminator_untrained: SoftFate = "error"
+    """The template ends an answer with no control token, so stopping is never learned."""
+    marker_text: SoftFate = "report"
+    """Text equal to a control token; it is tokenised as ordinary text."""
+    duplicate: SoftFate = "report"
+    """The same conversation as an earlier training row."""
+    eval_overlap: SoftFate = "error"
+    """An evaluation row that is also in the training data; drop leaves it out of the evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,12 +161,20 @@ class DataConfig:
     """Held out; scored before, during (`eval.every_steps`) and after training."""
     chat_template: str | None = None
     """A .jinja file to use in place of the tokenizer's own template."""
-    supervise: Literal["all", "last"] = "all"
-    """Which assistant turns carry loss: all of them or the last of each conversation."""
+    supervise: Literal["all", "last"] | tuple[str, ...] = "all"
+    """Which turns carry loss: all of the assistant's, the last of them, or those of a list of roles.
+    A message's own `train: false` or `weight: 0.5` goes on top."""
     max_length: Count = 2048
     """Most tokens in one example; the block length for pretraining."""
-    on_too_long: Literal["error", "drop", "truncate"] = "error"
-    """A longer conversation: stop and name it, leave it out and count it, or cut its end and count it."""
+    on_too_long: Literal["error", "drop", "truncate", "split"] = "error"
+    """A longer conversation: stop and name it, leave it out, cut its end off, or split it between turns into
+    several that fit, each with the system turn. All are counted."""
+    on_fault: FaultConfig = field(default_factory=FaultConfig)
+    """What to do about faulty rows, kind by kind."""
+    streaming: bool = False
+    """Read rows as they are needed and keep nothing on disk; needs `schedule.max_steps`."""
+    workers: Literal["auto"] | Count = "auto"
+    """Processes that tokenise, once, before training. auto: one per core for more than a few thousand rows."""
     packing: Literal["auto"] | bool = "auto"
     """Several examples in a row, kept apart by position ids. auto: where the model provably isolates them."""
 
