@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,6 +70,8 @@ def _overview() -> str:
         "Train a language model the same way on whatever hardware you have.", "",
         "  train    start a recipe on this machine (or this node of several)",
         "  config   show every setting with where it came from, and the numbers derived from them",
+        "  data check   read all data, count it, and name every row that is wrong",
+        "  data show    one row as the model sees it: tokens, and which of them are supervised",
         "", "shardwise COMMAND --help says more; shardwise --version tells the version.", SETTINGS])
 
 
@@ -117,25 +121,113 @@ def config(words: list[str]) -> int:
     return EXIT_OK
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "config": config}
+def data(words: list[str]) -> int:
+    """`shardwise data check` and `shardwise data show`."""
+    actions = {"check": data_check, "show": data_show}
+    if words and words[0] in actions:
+        return actions[words[0]](words[1:])
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: shardwise data check RECIPE [--json]\n       shardwise data show RECIPE --row N [--html FILE]\n"
+              "shardwise data check --help and shardwise data show --help say more.")
+        return EXIT_OK if words else EXIT_USER
+    near = difflib.get_close_matches(words[0], actions, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    raise UserError(f"shardwise data has no command {words[0]!r}{hint} Commands: {', '.join(actions)}")
 
 
-def _parse(name: str, about: str, words: list[str], flags: dict[str, str]) -> Words:
-    """Known flags may stand anywhere; the first word left is the recipe and the rest are settings."""
+def data_check(words: list[str]) -> int:
+    """`shardwise data check`: exit code 2 where training would not start, or would be wrong."""
+    parsed = _parse("data check", "Read all data of a recipe, count it, and name every row that is wrong.", words,
+                    {"--json": "print one JSON object, with the address of every faulty row (the first 1,000 a kind)"})
+    from shardwise.data import check
+    from shardwise.data.tokenizer import load_tokenizer
+
+    config = _ready(parsed).config
+    report, found = check.check(config.data, load_tokenizer(config.model))
+    print(json.dumps(report, ensure_ascii=False, indent=1) if parsed.flags.json else check.text(report, found))
+    return EXIT_OK if report["ok"] else EXIT_USER
+
+
+def data_show(words: list[str]) -> int:
+    """`shardwise data show`: one row in the terminal or as a page."""
+    parsed = _parse("data show", "Show one row as the model sees it: tokens, and which of them are supervised.", words,
+                    {"--eval": "a row of data.eval instead of data.train"},
+                    {"--row": ("N", "number of the row, from 1, or its FILE:LINE"),
+                     "--html": ("FILE", "write a page to FILE instead")})
+    from shardwise.data import show
+    from shardwise.data.tokenizer import load_tokenizer
+
+    config = _ready(parsed).config
+    tokenizer = load_tokenizer(config.model)
+    found = show.find(parsed.flags.row or "1", config.data.eval if parsed.flags.eval else config.data.train,
+                      config.data, tokenizer)
+    page = show.page(found, tokenizer, recipe=parsed.recipe, html=parsed.flags.html is not None,
+                     colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ,
+                     width=shutil.get_terminal_size((100, 24)).columns)
+    if parsed.flags.html is None:
+        print(page)
+    else:
+        try:
+            Path(parsed.flags.html).write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--html {parsed.flags.html}: {error}") from None
+        print(f"{parsed.flags.html} shows {found.place}")
+    return EXIT_OK
+
+
+def _ready(parsed: Words) -> Loaded:
+    """The settings, with the files they name checked and the demo's made."""
+    from shardwise import demo
+    from shardwise.launch import preflight
+
+    loaded, _ = _load(parsed)
+    preflight.check_files(loaded)
+    demo.prepare([name for name in preflight.demo_names(loaded)])
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal that is not UTF-8 gets question marks, not a traceback
+        sys.stdout.reconfigure(errors="replace")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    return loaded
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "config": config, "data": data}
+
+
+def _parse(name: str, about: str, words: list[str], flags: dict[str, str],
+           valued: Mapping[str, tuple[str, str]] | None = None) -> Words:
+    """Known flags may stand anywhere; the first word left is the recipe and the rest are settings.
+
+    `valued`: flags that take a value, with its name and meaning.
+    """
     parser = argparse.ArgumentParser(prog=f"shardwise {name}", description=about, epilog=SETTINGS,
                                      allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file that states model, data and global batch")
     parser.add_argument("settings", metavar="section.key=value", nargs="*", help="settings that beat the file's")
     for flag, meaning in flags.items():
         parser.add_argument(flag, action="store_true", help=meaning)
-    known = ("-h", "--help", *flags)
-    rest = [word for word in words if word not in known]
+    for flag, (value, meaning) in (valued or {}).items():
+        parser.add_argument(flag, metavar=value, help=meaning)
+    known, rest = _apart(words, ("-h", "--help", *flags), valued or {})
     if not {"-h", "--help"}.intersection(words) and (not rest or rest[0].startswith("-")):
         said = f"; {rest[0]!r} is no recipe" if rest else ""
         raise UserError(f"shardwise {name}: the recipe comes first, then its settings{said}. "
                         f"Try: shardwise {name} recipes/demo.yaml")
-    namespace = parser.parse_args([*(word for word in words if word in known), *rest[:1]])
+    namespace = parser.parse_args([*known, *rest[:1]])
     return Words(namespace.recipe, rest[1:], namespace)
+
+
+def _apart(words: list[str], flags: Sequence[str], valued: Mapping[str, object]) -> tuple[list[str], list[str]]:
+    """(flags with their values, everything else), each in order."""
+    known, rest = [], []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if word in flags or word.partition("=")[0] in valued:
+            known.append(word)
+            if word in valued and queue:
+                known.append(queue.pop(0))
+        else:
+            rest.append(word)
+    return known, rest
 
 
 def _load(parsed: Words) -> tuple[Loaded, list[str]]:

@@ -229,7 +229,11 @@ def _make_chitchat(package: Path, folder: Path) -> None:
         (folder / "train.jsonl").open("w", encoding="utf-8", newline="\n") as train,
         (folder / "eval.jsonl").open("w", encoding="utf-8", newline="\n") as held_out,
     ):
+        seen: set[str] = set()
         for key, messages in _conversations(everything):
+            if (text := json.dumps(messages)) in seen:
+                continue  # a handful are there twice, one of them on both sides
+            seen.add(text)
             file = held_out if _is_eval(key) else train
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
 
@@ -241,7 +245,7 @@ def _is_eval(conversation_id: str) -> bool:
 
 
 def _conversations(everything: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """(id, messages) of each usable conversation.
+    """(id, messages) of each usable conversation, repeats included.
 
     The first speaker is the user; a speaker's run is one turn, its lines joined by a newline; a last user
     turn is dropped. Left out: fewer than 2 turns, an empty turn, a crude word. None is cut.
@@ -276,7 +280,7 @@ _CHITCHAT = Asset(
     distribution="chitchat-dataset",
     module="chitchat_dataset",
     version="0.9.0",
-    revision=1,
+    revision=2,
     notice="writing the chitchat conversations, once, a few seconds",
     make=_make_chitchat,
 )

@@ -140,7 +140,7 @@ RATES = [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
 
 def test_b05_the_schedule_as_planned(folder: Path) -> None:
     config = load(folder / "recipe.yaml", B05).config
-    plan = plan_steps(config, 10)
+    plan = plan_steps(config, lambda epoch: 10)
     assert plan.num_steps == 6
     rates = [lr_at(step, peak=1.0, plan=plan, schedule=config.schedule) for step in range(6)]
     assert rates == pytest.approx(RATES, abs=1e-12)
@@ -159,7 +159,7 @@ def test_b05_the_schedule_as_the_optimizer_saw_it(size: int, name: str, ran: dic
 def test_b06_plan_horizon_and_steps_agree(size: int, ran: dict[int, list[dict[str, Any]]], folder: Path) -> None:
     """103 rows by 24 on 2 ranks, 4 rows a micro-batch: 13 of them per rank, 5 steps an epoch, 10 in all."""
     config = load(folder / "recipe.yaml", B06).config
-    plan = plan_steps(config, 103)
+    plan = plan_steps(config, lambda epoch: 103)
     assert (plan.steps_per_epoch, plan.num_steps, plan.warmup_steps) == (5, 10, 1)
     for rank in ran[size]:
         got = rank["b06"]

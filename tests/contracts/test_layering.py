@@ -20,7 +20,7 @@ ALLOWED = {
     "checkpoint": {"config", "dist", "errors"},
     "train": {"checkpoint", "config", "data", "dist", "errors", "model", "outcome"},
     "launch": {"config", "demo", "errors", "outcome"},  # starts the rest as child processes
-    "cli": {"config", "demo", "errors", "launch"},
+    "cli": {"config", "data", "demo", "errors", "launch"},
     "__main__": {"cli"}, "__init__": set(),
 }
 HEAVY = {"torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "wandb", "numpy"}

@@ -1,4 +1,4 @@
-"""Rank bodies for cases whose rows are given as numbers: (token ids, supervised flags) instead of text."""
+"""Rank bodies for cases whose rows are given as numbers: (token ids, loss weights) instead of text."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import dist.toy  # noqa: F401  (registers the model)
 from dist.bodies import finished, running
 from dist.rows import examples_of
+from shardwise.data.load import Loaded
 from shardwise.model.loss import losses
 from shardwise.train import loop, setup
 from shardwise.train.engine import Engine
@@ -38,7 +39,8 @@ class Tokenizer:
 def given(rows: Any) -> Iterator[None]:
     """Within: a run trains on these rows whatever its recipe says."""
     with patch.object(setup, "load_tokenizer", lambda model: Tokenizer()), \
-            patch.object(setup, "load_examples", lambda *_: examples_of(rows)):
+            patch.object(setup, "load_data", lambda data, _: Loaded(
+                examples_of(rows), examples_of(rows) if data.eval else None, [])):
         yield
 
 
@@ -139,7 +141,7 @@ def blow_up(args: dict[str, Any], folder: Path) -> dict[str, Any]:
         overrides = [*run["overrides"], f"run.output_dir={folder / name}"]
         with given(run["rows"]), running(args["recipe"], overrides) as parts:
             before, data = master_weights(parts), parts.step_data(0)
-            scale = 1000 * parts.ranks.world_size / data.supervised_tokens
+            scale = 1000 * parts.ranks.world_size / data.target_weight
             for index, batch in enumerate(data.batches):
                 parts.engine.micro_step(
                     lambda b=batch, by=scale, model=parts.engine.model: losses(model, b, None)[0] * by,

@@ -1,7 +1,7 @@
 """The same training a second time, as plainly as it can be written: one process, one big batch per step.
 
 Shares no line with the product: this file imports nothing from it (test_every_split.py asserts that). It takes
-initial weights (a Hugging Face folder) and rows (token ids and supervised flags), and returns what every step
+initial weights (a Hugging Face folder) and rows (token ids and loss weights), and returns what every step
 did. Chats are rendered and tokenised by hand, the order is drawn by the documented rule, rows are padded on the
 right under an attention mask, all logits are computed, and attention is eager.
 """
@@ -18,8 +18,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-Row = tuple[list[int], list[int]]
-"""(token ids, 1 where the token is to be predicted)."""
+Row = tuple[list[int], Sequence[float]]
+"""(token ids, 1 where the token is to be predicted, or another weight of its loss)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,26 +99,24 @@ def learning_rates(steps: int, settings: Settings) -> list[float]:
 
 
 def padded(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids and attention mask [B, T], and labels [B, T - 1] for the logits before them (-100: none)."""
+    """Ids and attention mask [B, T], and the loss weights [B, T - 1] of all ids but the first."""
     width = max(len(ids) for ids, _ in rows)
     ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
     mask_BT = torch.zeros(len(rows), width, dtype=torch.long)
-    labels_BT = torch.full((len(rows), width), -100)
-    for r, (ids, supervised) in enumerate(rows):
+    weights_BT = torch.zeros(len(rows), width)
+    for r, (ids, weights) in enumerate(rows):
         ids_BT[r, :len(ids)] = torch.tensor(ids)
         mask_BT[r, :len(ids)] = 1
-        labels_BT[r, :len(ids)] = torch.tensor([i if s else -100 for i, s in zip(ids, supervised, strict=True)])
-    return ids_BT, mask_BT, labels_BT[:, 1:]
+        weights_BT[r, :len(ids)] = torch.tensor(weights)
+    return ids_BT, mask_BT, weights_BT[:, 1:]
 
 
 def loss_of(model: torch.nn.Module, rows: Sequence[Row]) -> tuple[torch.Tensor, int]:
-    """Mean cross-entropy over all supervised targets of the batch, and their count."""
-    ids_BT, mask_BT, labels = padded(rows)
+    """Weighted mean cross-entropy over all supervised targets of the batch, and their count."""
+    ids_BT, mask_BT, weights = padded(rows)
     logits = model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits[:, :-1].float()
-    total = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1),
-                                              ignore_index=-100, reduction="sum")
-    count = int((labels != -100).sum())
-    return total / count, count
+    each = -logits.log_softmax(-1).gather(-1, ids_BT[:, 1:, None])[..., 0]
+    return (each * weights).sum() / weights.sum(), int((weights > 0).sum())
 
 
 def balance_of(model: torch.nn.Module, rows: Sequence[Row]) -> torch.Tensor | float:

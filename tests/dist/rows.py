@@ -1,29 +1,38 @@
-"""Examples given as numbers, (token ids, supervised flags), in place of the store's."""
+"""Examples given as numbers, (token ids, loss weights), in place of the store's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from shardwise.data.store import Examples
+
+class Rows:
+    """Answers as the store's Examples do, from rows in memory; `parts` as one source of weight 1."""
+
+    fingerprint = "rows"
+
+    def __init__(self, rows: Sequence[tuple[Sequence[int], Sequence[float]]]) -> None:
+        self.rows = [(np.asarray(ids, np.int32), np.asarray([0, *weights[1:]], np.float32)) for ids, weights in rows]
+        self.lengths = np.asarray([len(ids) for ids, _ in self.rows], np.int32)
+        self.supervised = np.asarray([(weights > 0).sum() for _, weights in self.rows], np.int32)
+        self.target_weight = np.asarray([weights.sum(dtype=np.float64) for _, weights in self.rows])
+        self.parts = ((len(rows), 1.0),)
+        self.counts = {"rows": len(rows), "examples": len(rows), "tokens": int(self.lengths.sum()),
+                       "supervised_tokens": int(self.supervised.sum()), "truncated": 0, "split": 0,
+                       "tokens_lost": 0, "dropped": {}}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def get(self, ids: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [self.rows[i] for i in ids]
+
+    def place(self, index: int) -> str:
+        return f"rows:{index + 1}"
 
 
-class Table(list):
-    """Rows addressed as the store's table is."""
-
-    def __getitem__(self, which: Any) -> Any:
-        if isinstance(which, int):
-            return {"place": f"rows:{which + 1}"}
-        rows = [list.__getitem__(self, i) for i in which]
-        return {"ids": [np.asarray(ids, np.int32) for ids, _ in rows],
-                "supervised": [np.asarray(supervised, np.int8) for _, supervised in rows]}
-
-
-def examples_of(rows: list[tuple[list[int], list[int]]]) -> Examples:
+def examples_of(rows: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Any:
     """What the store would hold for these rows."""
-    lengths = np.asarray([len(ids) for ids, _ in rows], np.int32)
-    supervised = np.asarray([sum(flags[1:]) for _, flags in rows], np.int32)
-    counts = {"rows": len(rows), "examples": len(rows), "dropped_too_long": 0, "truncated": 0,
-              "dropped_without_target": 0, "tokens": int(lengths.sum()), "supervised_tokens": int(supervised.sum())}
-    return Examples(table=Table(rows), lengths=lengths, supervised=supervised, counts=counts, fingerprint="rows")
+    return Rows(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,9 @@ class StepPlan:
     """Optimizer steps of a run: the schedule's horizon, the loop's length and what is printed."""
 
     examples: int
+    """Of the first epoch; with fractional source weights the others differ from it by rounding."""
     steps_per_epoch: int
+    """Of the first epoch."""
     num_steps: int
     warmup_steps: int
 
@@ -86,20 +89,32 @@ def _offload_fits(strategy: str, offload: str, origin: str) -> None:
         raise ConfigError(f"{origin}: offload=params needs strategy=zero3, not {strategy}")
 
 
-def plan_steps(config: Config, examples: int) -> StepPlan:
-    """Steps of a run over `examples` training examples; the last, shorter step of an epoch counts as one."""
-    if examples == 0:
-        raise ConfigError("data.train holds no usable example; nothing can be trained")
-    per_epoch = math.ceil(examples / config.batch.examples_per_step)
+def plan_steps(config: Config, epoch_examples: Callable[[int], int]) -> StepPlan:
+    """Steps of a run; the last, shorter step of an epoch counts as one.
+
+    `epoch_examples(epoch)` is how many examples that epoch (from 0) trains on.
+    """
+    def steps_of(epoch: int) -> int:
+        return math.ceil(epoch_examples(epoch) / config.batch.examples_per_step)
+
+    if epoch_examples(0) == 0:
+        raise ConfigError("data.train holds no usable example for the first epoch; nothing can be trained")
     schedule = config.schedule
-    num_steps = schedule.max_steps or max(1, math.ceil(per_epoch * (schedule.epochs or 1)))
+    num_steps = schedule.max_steps or max(1, _steps_in(schedule.epochs or 1, steps_of))
     warmup = schedule.warmup_steps
     if warmup is None:
         warmup = math.ceil(num_steps * (schedule.warmup_ratio or 0.0) - 1e-9)
     if warmup > num_steps:
         raise ConfigError(f"schedule.warmup_steps={warmup} is more than the {num_steps} steps of this run; "
                           "the peak would never be reached")
-    return StepPlan(examples=examples, steps_per_epoch=per_epoch, num_steps=num_steps, warmup_steps=warmup)
+    return StepPlan(examples=epoch_examples(0), steps_per_epoch=steps_of(0), num_steps=num_steps,
+                    warmup_steps=warmup)
+
+
+def _steps_in(epochs: float, steps_of: Callable[[int], int]) -> int:
+    whole = math.floor(epochs)
+    rest = math.ceil((epochs - whole) * steps_of(whole) - 1e-9)  # 1.1 - 1 is a little more than a tenth
+    return sum(map(steps_of, range(whole))) + rest
 
 
 def as_tree(config: Config) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shardwise.data.store import Examples
-from shardwise.data.windows import MicroBatch, computed_width, rounded
+from shardwise.data.examples import Examples
+from shardwise.data.windows import FILLER_TOKENS, MicroBatch, computed_width, rounded
 
 IGNORE = -100
 
@@ -27,12 +27,16 @@ class Batch:
     """int64 [K]: positions of T that predict a target in at least one row, then some repeats of position 0."""
     targets: torch.Tensor
     """int64 [B, K], the token after each kept position, or -100."""
+    weights: torch.Tensor | None
+    """float32 [B, K], the loss weight of each target, 0 where there is none; None when all are 0 or 1."""
     segments: torch.Tensor
     """int64 [B, T]: number of the example a token belongs to, from 0; -1 on padding and filler."""
     tokens: int
     """Tokens of real examples."""
     num_targets: int
     """Entries of `targets` that are not -100."""
+    target_weight: float
+    """Sum of the targets' weights: `num_targets` when `weights` is None."""
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
@@ -63,16 +67,18 @@ def make_batch(micro: MicroBatch, examples: Examples, *, pad_id: int, max_tokens
     positions = np.zeros((height, width), np.int64)
     segments = np.full((height, width), -1, np.int64)
     targets = np.full((height, width), IGNORE, np.int64)
+    weights = np.zeros((height, width), np.float32)
     segment = 0
     for r, row in enumerate(rows):
         at = 0
-        for ids, supervised in row:
+        for ids, own_weights in row:
             size = len(ids)
             input_ids[r, at:at + size] = ids
             positions[r, at:at + size] = np.arange(size)
             segments[r, at:at + size] = segment
             # Position t predicts t + 1 within the same example; the last one predicts nothing.
-            targets[r, at:at + size - 1] = np.where(supervised[1:], ids[1:], IGNORE)
+            targets[r, at:at + size - 1] = np.where(own_weights[1:] > 0, ids[1:], IGNORE)
+            weights[r, at:at + size - 1] = own_weights[1:]
             segment, at = segment + 1, at + size
         positions[r, at:] = np.arange(width - at)
     wanted = np.flatnonzero((targets != IGNORE).any(axis=0))
@@ -80,16 +86,22 @@ def make_batch(micro: MicroBatch, examples: Examples, *, pad_id: int, max_tokens
     keep[:len(wanted)] = wanted
     kept_targets = targets[:, keep]
     kept_targets[:, len(wanted):] = IGNORE
+    kept_weights = weights[:, keep]
+    kept_weights[:, len(wanted):] = 0
+    plain = bool(np.isin(kept_weights, (0, 1)).all())
     live = segments >= 0
     return Batch(
         input_ids=torch.from_numpy(input_ids), position_ids=torch.from_numpy(positions),
         attention_mask=None if height == 1 else torch.from_numpy(live.astype(np.int64)),
         keep=torch.from_numpy(keep), targets=torch.from_numpy(kept_targets),
-        segments=torch.from_numpy(segments), tokens=int(live.sum()), num_targets=int((targets != IGNORE).sum()))
+        weights=None if plain else torch.from_numpy(kept_weights), segments=torch.from_numpy(segments),
+        tokens=int(live.sum()), num_targets=int((targets != IGNORE).sum()),
+        target_weight=float(kept_weights.sum(dtype=np.float64)))
 
 
 def _filler(pad_id: int) -> Batch:
     """Takes part in every collective of a micro-batch and adds exactly nothing."""
-    row = torch.full((1, 2), pad_id)
-    return Batch(input_ids=row, position_ids=torch.arange(2)[None], attention_mask=None, keep=torch.tensor([0]),
-                 targets=torch.tensor([[IGNORE]]), segments=torch.full((1, 2), -1), tokens=0, num_targets=0)
+    row = torch.full((1, FILLER_TOKENS), pad_id)
+    return Batch(input_ids=row, position_ids=torch.arange(FILLER_TOKENS)[None], attention_mask=None,
+                 keep=torch.tensor([0]), targets=torch.tensor([[IGNORE]]), weights=None,
+                 segments=torch.full((1, FILLER_TOKENS), -1), tokens=0, num_targets=0, target_weight=0.0)

@@ -1,121 +1,198 @@
-"""Text -> token ids and which of them are supervised, checked against the tokenizer, never assumed."""
+"""Chats and texts -> token ids and loss weights, checked on every row, never assumed."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-from shardwise.data.chat import Rendered, render_chat
-from shardwise.data.sources import RawRow, messages_of
-from shardwise.errors import DataError
+import numpy as np
 
-Offsets = list[tuple[int, int]]
-Tokens = tuple[list[int], Offsets]
+from shardwise.data.chat import Rendered, Turn, find_turns, render_chat, wanted_turns
+from shardwise.data.exchanges import split
+from shardwise.data.faults import RowFault
+from shardwise.data.readings import compare
+from shardwise.data.rows import Chat, Encoded
+from shardwise.data.template import Spans, Template
+from shardwise.data.tokens import TextTokenizer, Tokens
+
+STAND_INS = 0xF600
+"""First of the private use characters that stand for control tokens in a text while it is rendered."""
+Supervise = str | tuple[str, ...]
+UNLIMITED = 1 << 62
 
 
-class Encoded(NamedTuple):
-    """One example: token ids, and 1 where a token is to be predicted (0 elsewhere), of equal length."""
+class Draft(NamedTuple):
+    """A chat on its way: with stand-ins for control tokens of the user's, if it has any, and as text."""
 
-    ids: list[int]
-    supervised: list[int]
+    chat: Chat
+    wanted: list[int]
+    rendered: Rendered
+    disguised: bool
+    part: bool = False
+    """One of several parts of a conversation that was too long."""
 
 
 class ChatEncoder:
-    """Rows of `messages` -> Encoded, through one tokenizer and its chat template."""
+    """Chats -> Encoded, through one tokenizer and its chat template."""
 
-    def __init__(self, tokenizer: Any, *, template: str | None, supervise: str) -> None:
-        self.tokenizer = tokenizer
-        self.template = template
+    def __init__(self, tokenizer: Any, *, template: str | None, supervise: Supervise, max_length: int = UNLIMITED,
+                 on_too_long: str = "error") -> None:
+        self.template = Template(tokenizer, template)
+        self.tokens = TextTokenizer(tokenizer, self.template.control)
         self.supervise = supervise
-        self.special = frozenset(tokenizer.all_special_ids)
-        added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        self.markers = sorted(added | set(tokenizer.all_special_tokens))
-        self._segment_ids = lru_cache(maxsize=4096)(lambda text: tuple(self._tokens([text])[0][0]))
+        self.max_length = max_length
+        self.on_too_long = on_too_long
+        self.bos = tokenizer.bos_token_id if tokenizer.bos_token_id != tokenizer.eos_token_id else None
 
-    def __call__(self, rows: Sequence[RawRow]) -> list[Encoded]:
-        """Encode rows. Raises DataError naming the row and turn that cannot be masked with certainty."""
-        rendered = [self._render(row) for row in rows]
-        tokens = self._tokens([r.text for r in rendered])
-        return [self._masked(row, r, *self._as_generated(row, r, *t))
-                for row, r, t in zip(rows, rendered, tokens, strict=True)]
+    def __call__(self, chats: Sequence[Chat]) -> list[list[Encoded] | RowFault]:
+        """The examples of each chat (one, unless split for length), or why there is none.
 
-    def _render(self, row: RawRow) -> Rendered:
-        messages = messages_of(row)
-        for turn, message in enumerate(messages):
-            marker = next((m for m in self.markers if m in message["content"]), None)
-            if marker is not None:
-                raise DataError(f"{row.place}: turn {turn} contains the control token {marker!r} as text; "
-                                "remove it, or it would end or begin a turn")
-        return render_chat(messages, self._apply, supervise=self.supervise, place=row.place)
-
-    def _apply(self, messages: Sequence[dict[str, Any]], generation: bool) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            list(messages), chat_template=self.template, tokenize=False, add_generation_prompt=generation)
-        return text
-
-    def _tokens(self, texts: list[str]) -> list[Tokens]:
-        batch = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True,
-                               return_attention_mask=False)
-        return list(zip(batch["input_ids"], batch["offset_mapping"], strict=True))
-
-    def _as_generated(self, row: RawRow, rendered: Rendered, ids: list[int], offsets: Offsets) -> Tokens:
-        """The ids before every answer must be exactly those of the generation prompt, as at inference.
-
-        Where a token of the whole text would join the prompt and the answer, the text is cut there first.
+        A fault of one chat does not touch the others.
         """
-        text, starts = rendered.text, [start for start, _ in rendered.spans]
-        if all(self._clean_border(text, ids, offsets, start) for start in starts):
-            return ids, offsets
-        if ids[0] not in self.special:
-            raise DataError(f"{row.place}: a token joins the generation prompt and the answer, and without a control "
-                            "token at the start of the chat the tokenizer cannot be made to cut there; "
-                            "use a chat template with control tokens")
-        # A piece is tokenised behind a control token, so that it is not taken for the start of a text.
-        anchor = text[offsets[0][0]:offsets[0][1]]
-        cuts = [0, *starts, len(text)]
-        pieces = [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
-        first, *rest = self._tokens([pieces[0], *(anchor + piece for piece in pieces[1:])])
-        ids, offsets = list(first[0]), list(first[1])
-        for cut, (piece_ids, piece_offsets) in zip(starts, rest, strict=True):
-            ids += piece_ids[1:]
-            offsets += [(a - len(anchor) + cut, b - len(anchor) + cut) for a, b in piece_offsets[1:]]
-        return ids, offsets
+        drafts = [self._draft(chat) for chat in chats]
+        tokens = iter(self.tokens.encode([draft.rendered.text for draft in drafts if isinstance(draft, Draft)]))
+        return [draft if isinstance(draft, RowFault) else self._finished(draft, next(tokens)) for draft in drafts]
 
-    def _clean_border(self, text: str, ids: list[int], offsets: Offsets, start: int) -> bool:
-        first = bisect_right(offsets, start, key=lambda pair: pair[1])
-        if first < len(ids) and offsets[first][0] < start:
-            return False
-        special = first - 1
-        while special > 0 and ids[special] not in self.special:
-            special -= 1  # control tokens cut the text, so only the stretch since the last one can change
-        return self._segment_ids(text[offsets[special][0]:start]) == tuple(ids[special:first])
+    def _draft(self, chat: Chat) -> Draft | RowFault:
+        try:
+            wanted = wanted_turns(chat, self.supervise)
+            disguised = self._disguised(chat)
+            return Draft(disguised or chat, wanted, render_chat(disguised or chat, self.template),
+                         disguised is not None)
+        except RowFault as fault:
+            return fault
 
-    def _masked(self, row: RawRow, rendered: Rendered, ids: list[int], offsets: Offsets) -> Encoded:
-        supervised = [0] * len(ids)
-        for start, end in rendered.spans:
-            first = bisect_right(offsets, start, key=lambda pair: pair[1])
-            stop = bisect_left(offsets, end, key=lambda pair: pair[0])
-            if stop > first and offsets[stop - 1][1] > end:
-                raise DataError(f"{row.place}: a token reaches over the end of an answer at character {end}; "
-                                "the template needs a control token there")
-            stop = self._without_trailing_space(ids, first, stop, rendered.text, offsets)
-            if stop <= first:
-                raise DataError(f"{row.place}: an assistant turn at character {start} renders to no token")
-            supervised[first:stop] = [1] * (stop - first)
-        return Encoded(ids, supervised)
+    def _finished(self, draft: Draft, tokens: Tokens) -> list[Encoded] | RowFault:
+        limit = self.max_length
+        try:
+            if len(tokens.ids) <= limit or self.on_too_long == "truncate":
+                example = self._encoded(draft, tokens)
+                if len(example.ids) <= limit:
+                    return [example]
+                if self.on_too_long == "truncate":
+                    return [_truncated(example, limit)]
+        except RowFault as fault:
+            return fault
+        if self.on_too_long == "split" and not draft.part:
+            return split(draft.chat, draft.wanted, partial(self._part, draft), share=limit / len(tokens.ids))
+        return RowFault("too_long", f"{len(tokens.ids):,} tokens, more than data.max_length={limit:,}")
 
-    def _without_trailing_space(self, ids: list[int], first: int, stop: int, text: str, offsets: Offsets) -> int:
-        """A turn ends with its control token; white space the template prints after it is not the model's."""
-        last = stop - 1
-        while last >= first and not text[offsets[last][0]:offsets[last][1]].strip():
-            last -= 1
-        return last + 1 if last >= first and ids[last] in self.special else stop
+    def _part(self, whole: Draft, chat: Chat) -> list[Encoded] | RowFault:
+        try:
+            wanted = [i for i, weight in enumerate(chat.weights) if weight > 0]
+            if not wanted:
+                raise RowFault("no_supervised", "no turn of this part carries loss")
+            draft = Draft(chat, wanted, render_chat(chat, self.template), whole.disguised, part=True)
+        except RowFault as fault:
+            return fault
+        return self._finished(draft, self.tokens.encode([draft.rendered.text])[0])
+
+    def _disguised(self, chat: Chat) -> Chat | None:
+        """The chat with stand-ins of equal length for text equal to control tokens; None where there is none."""
+        found = self.template.control_pattern.search
+        if not any(found(text) for part in (chat.messages, chat.tools) for text in _texts(part)):
+            return None
+        return replace(chat, messages=self._swapped(chat.messages), tools=self._swapped(chat.tools))
+
+    def _swapped(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.template.control_pattern.sub(lambda m: self._stand_in(m.group()), value)
+        if isinstance(value, dict):
+            return {self._swapped(key): self._swapped(item) for key, item in value.items()}
+        return [self._swapped(item) for item in value] if isinstance(value, list) else value
+
+    def _stand_in(self, token: str) -> str:
+        return chr(STAND_INS + self.template.control.index(token)) * len(token)
+
+    def _encoded(self, draft: Draft, tokens: Tokens) -> Encoded:
+        chat, text = draft.chat, draft.rendered.text
+        turns = find_turns(text, chat, draft.wanted, self.template)
+        compare(draft.rendered, turns, self.template, [message["role"] for message in chat.messages])
+        notes = list(chat.notes)
+        ordinary: Spans = []
+        if draft.disguised:
+            text, ordinary = self._real(text)
+            notes.append("marker_text")
+        tokens = self.tokens.cut(tokens, draft.rendered.text, [turn.start for turn in turns],
+                                 ordinary=ordinary, real=text)
+        if self.bos is not None and tokens.ids[:2] == [self.bos, self.bos]:
+            raise RowFault("template_refused", "the chat begins with BOS twice; the template must print it once")
+        weights = np.zeros(len(tokens.ids), np.float32)
+        for turn in turns:
+            first, stop = self._within(turn, tokens, text)
+            weights[first:stop] = chat.weights[turn.number]
+            if tokens.ids[stop - 1] not in self.tokens.control_ids and "terminator_untrained" not in notes:
+                notes.append("terminator_untrained")
+        weights[:1] = 0  # nothing precedes the first token to predict it from
+        return Encoded(np.asarray(tokens.ids, np.int32), weights, tuple(notes))
+
+    def _real(self, text: str) -> tuple[str, Spans]:
+        """The text with the user's own words back in place, and where they stand."""
+        control, places = self.template.control, []
+        parts, at = list(text), 0
+        while at < len(text):
+            kind = ord(text[at]) - STAND_INS
+            if 0 <= kind < len(control):
+                token = control[kind]
+                parts[at:at + len(token)] = token
+                places.append((at, at + len(token)))
+                at += len(token)
+            else:
+                at += 1
+        return "".join(parts), places
+
+    def _within(self, turn: Turn, tokens: Tokens, text: str) -> tuple[int, int]:
+        first, stop = self.tokens.span(tokens, turn.start, turn.end)
+        over = stop > first and tokens.offsets[stop - 1][1] > turn.end
+        if over and tokens.ids[stop - 1] not in self.tokens.control_ids:  # those may take in the space after them
+            raise RowFault("mask_disagreement", f"turn {turn.number}: a token reaches over the end of the answer "
+                           f"({text[turn.end - 10:turn.end + 10]!r}); the template needs a control token there")
+        if stop <= first:
+            raise RowFault("no_supervised", f"turn {turn.number}: the answer renders to no token")
+        return first, stop
+
+
+def _truncated(example: Encoded, limit: int) -> Encoded:
+    weights = example.weights[:limit]
+    if not weights.any():
+        raise RowFault("too_long", f"its first trained answer begins beyond data.max_length={limit:,}, so cutting it "
+                                   "there leaves nothing to learn")
+    return Encoded(example.ids[:limit], weights, (*example.notes, "truncated"))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+class TextEncoder:
+    """Documents -> ids as the tokenizer adds them (BOS once where it has one), ended by EOS once.
+
+    Every token carries loss; the first of a block does not, which is only known when blocks are cut.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, texts: Sequence[str]) -> list[list[Encoded] | RowFault]:
+        """One example for each document."""
+        return [[Encoded(np.asarray(ids, np.int32), np.ones(len(ids), np.float32))]
+                for ids in text_ids(self.tokenizer, texts)]
 
 
 def text_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Documents -> ids as the tokenizer adds them (BOS once where it has one), ended by EOS once."""
+    if not texts:
+        return []
     batch = tokenizer(list(texts), return_attention_mask=False)["input_ids"]
     eos = tokenizer.eos_token_id
     return [ids if eos is None or (ids and ids[-1] == eos) else [*ids, eos] for ids in batch]

@@ -35,7 +35,8 @@ KINDS = {
     "mixed_schema": Kind("fits another format than the rows before it in its source"),
     "no_messages": Kind("no message, or no assistant turn to learn from"),
     "null_content": Kind("a turn whose content is null or missing"),
-    "empty_turn": Kind("a turn, or a text, with nothing but white space"),
+    "empty_turn": Kind("a turn with nothing but white space", usable=True),
+    "empty_text": Kind("a text with nothing but white space"),
     "unknown_role": Kind("a role that is none of system, developer, user, assistant, tool"),
     "role_order": Kind("roles out of order: an assistant turn before any user turn, a late system turn, "
                        "a tool result that nothing called for"),

@@ -9,6 +9,9 @@ import numpy as np
 
 from shardwise.data.faults import RowFault
 
+FLAGS = ("empty_turn", "marker_text", "terminator_untrained", "truncated", "split", "split_lost")
+"""What may be said of an example: usable faults of data/faults.py, cut at its end, one of several parts of a
+conversation, and one of a conversation of which another part was too long even alone."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -30,6 +33,8 @@ class Chat:
     """Loss weight of each message: 1.0 as a rule, 0.0 for `train: false`."""
     tools: list[dict[str, Any]] | None = None
     """JSON schemas of the tools on offer."""
+    notes: tuple[str, ...] = ()
+    """Those of FLAGS that the conversation as such earns."""
 
 
 class Encoded(NamedTuple):
@@ -41,4 +46,4 @@ class Encoded(NamedTuple):
     """float32 [T]: loss weight of predicting this token, 0 where it carries none. weights[0] is always 0:
     nothing precedes the first token."""
     notes: tuple[str, ...] = ()
-    """Kinds of usable faults found in it (data/faults.py)."""
+    """Those of FLAGS that apply."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def check_files(loaded: Loaded) -> None:
     local = [(key, name) for key, name in _named(loaded)
              if not name.startswith(DEMO) and (key in ALWAYS_LOCAL or looks_local(name))]
     faults = [f"{loaded.origins[key]}: {key}={name}: no such file or folder (seen from {Path.cwd()})"
-              for key, name in local if not Path(name).exists()]
+              for key, name in local if not Path(name).exists() and not any(glob.iglob(name, recursive=True))]
     if faults:
         raise ConfigError(faults)
 

@@ -7,37 +7,14 @@ import inspect
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import FileLock
 
 from shardwise import demo
 from shardwise.config.resolve import Resolved
-from shardwise.config.schema import ModelConfig
+from shardwise.data.tokenizer import place_of
 from shardwise.errors import ConfigError
-
-
-def load_tokenizer(model: ModelConfig) -> Any:
-    """The fast tokenizer of a model. Raises ConfigError when there is none."""
-    from transformers import AutoTokenizer
-
-    name = demo.resolve(model.tokenizer or model.path or "")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**_place(name), trust_remote_code=model.trust_remote_code)
-    except Exception as error:  # many kinds, all about this name
-        raise ConfigError(f"no tokenizer can be loaded from {name!r}: {error}") from None
-    if not tokenizer.is_fast:
-        raise ConfigError(f"the tokenizer of {name!r} is not a fast one; masks need its character offsets")
-    return tokenizer
-
-
-def _place(name: str) -> dict[str, str]:
-    """from_pretrained's arguments for a folder, a hub name or a .gguf file."""
-    path = Path(name)
-    if path.suffix == ".gguf":
-        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    return {"pretrained_model_name_or_path": name}
 
 
 def load_model(resolved: Resolved, *, vocabulary: int) -> torch.nn.Module:
@@ -51,7 +28,7 @@ def load_model(resolved: Resolved, *, vocabulary: int) -> torch.nn.Module:
     name = demo.resolve(config.model.path) if config.model.path else str(fresh_folder(resolved))
     try:
         model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            **_place(name), dtype=held_dtype(resolved), attn_implementation=resolved.attention,
+            **place_of(name), dtype=held_dtype(resolved), attn_implementation=resolved.attention,
             trust_remote_code=config.model.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"no model can be loaded from {name!r}: {error}") from None

@@ -1,4 +1,4 @@
-"""Sums, never means: the loss of a micro-batch before it is divided by the global count.
+"""Sums, never means: the loss of a micro-batch before it is divided by what the global batch counts.
 
 B rows, T tokens, K kept positions, V vocabulary, E experts.
 """
@@ -13,13 +13,17 @@ from torch.nn import functional as F
 from shardwise.data.batch import IGNORE, Batch
 
 
-def sum_cross_entropy(logits_BKV: torch.Tensor, targets_BK: torch.Tensor) -> torch.Tensor:
-    """Sum over all targets that are not -100 of the cross-entropy in nats, as an fp32 scalar.
+def sum_cross_entropy(logits_BKV: torch.Tensor, targets_BK: torch.Tensor,
+                      weights_BK: torch.Tensor | None = None) -> torch.Tensor:
+    """Sum over all targets that are not -100 of weight x cross-entropy in nats, as an fp32 scalar.
 
-    logits [B, K, V] in any float dtype, targets int64 [B, K].
+    logits [B, K, V] in any float dtype, targets int64 [B, K], weights float32 [B, K] or None when all are 1.
     """
-    return F.cross_entropy(logits_BKV.flatten(0, 1).float(), targets_BK.flatten(), ignore_index=IGNORE,
-                           reduction="sum")
+    logits, targets = logits_BKV.flatten(0, 1).float(), targets_BK.flatten()
+    if weights_BK is None:
+        return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+    each = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none")
+    return (each * weights_BK.flatten()).sum()
 
 
 def sum_router_loss(router_logits: tuple[torch.Tensor, ...], segments_BT: torch.Tensor, *, experts: int,
@@ -64,7 +68,7 @@ def losses(model: torch.nn.Module, batch: Batch, router: tuple[float, int, int] 
     """(summed cross-entropy, summed router loss or None) of a micro-batch, both fp32 scalars."""
     extra = {} if router is None else {"output_router_logits": True}
     output = model(**batch.model_inputs(), **extra)
-    cross_entropy = sum_cross_entropy(output.logits, batch.targets)
+    cross_entropy = sum_cross_entropy(output.logits, batch.targets, batch.weights)
     if router is None:
         return cross_entropy, None
     return cross_entropy, sum_router_loss(output.router_logits, batch.segments, experts=router[1], top_k=router[2])

@@ -17,7 +17,7 @@ log = logging.getLogger("shardwise")
 
 
 def evaluate(parts: Parts, step: int) -> dict[str, Any] | None:
-    """Mean cross-entropy per supervised token of the whole held-out set; None without one. Runs on every rank."""
+    """Weighted mean cross-entropy over the targets of the whole held-out set, or None. Runs on every rank."""
     examples = parts.held_out
     if examples is None:
         return None
@@ -29,7 +29,7 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any] | None:
             with parts.autocast():
                 total += losses(parts.engine.model, batch, None)[0]
     parts.engine.model.train()
-    loss = sum_over_ranks(total).item() / work.supervised_tokens
+    loss = sum_over_ranks(total).item() / work.target_weight
     return {"step": step, "eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0)),
             "eval_tokens": work.supervised_tokens}
 
@@ -41,9 +41,10 @@ def samples(parts: Parts, step: int) -> list[dict[str, Any]]:
     written = []
     for index in range(min(config.generate_samples, 0 if examples is None else len(examples))):
         assert examples is not None
-        ids, supervised = examples.get([index])[0]
+        ids, weights = examples.get([index])[0]
+        supervised = weights > 0
         first = int(np.flatnonzero(supervised)[0])
-        stop = first + int(np.argmin(np.append(supervised[first:], 0)))
+        stop = first + int(np.argmin(np.append(supervised[first:], False)))
         reply = generate(parts, ids[:first].tolist(), end=int(ids[stop - 1]))
         written.append({"step": step, "prompt": parts.tokenizer.decode(ids[:first]), "reply": reply,
                         "held_out": parts.tokenizer.decode(ids[first:stop], skip_special_tokens=True)})

@@ -34,7 +34,8 @@ def train(parts: Parts) -> None:
             data = parts.step_data(step)
             lr = lr_at(step, peak=config.optim.lr, plan=plan, schedule=config.schedule)
             result = optimizer_step(parts.engine, data.batches, lr=lr, supervised_tokens=data.supervised_tokens,
-                                    tokens=data.tokens, world_size=parts.ranks.world_size, router=parts.router,
+                                    target_weight=data.target_weight, tokens=data.tokens,
+                                    world_size=parts.ranks.world_size, router=parts.router,
                                     stop=parts.stop.wanted())
             done = step + 1
             outcome.reached(done)

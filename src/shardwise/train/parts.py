@@ -12,8 +12,8 @@ import torch
 from shardwise.checkpoint.store import Shards
 from shardwise.config.resolve import Resolved, StepPlan
 from shardwise.data.batch import Batch, make_batch
-from shardwise.data.store import Examples
-from shardwise.data.windows import computed_width, cost, global_batch, split
+from shardwise.data.examples import Examples
+from shardwise.data.windows import computed_tokens, global_batch, split
 from shardwise.dist import Ranks
 from shardwise.train.engine import Engine
 from shardwise.train.metrics import Metrics
@@ -27,9 +27,16 @@ class StepData:
     batches: list[Batch]
     examples: int
     supervised_tokens: int
+    target_weight: float
+    """Sum of the loss weights of the supervised tokens."""
     tokens: int
     padded_tokens: int
-    """Tokens computed over all ranks, padding included."""
+    """Tokens computed over all ranks, padding and filler rows included."""
+
+    @property
+    def packing_efficiency(self) -> float:
+        """Share of the computed tokens that are real ones, 0 to 1."""
+        return self.tokens / self.padded_tokens
 
 
 @dataclass
@@ -67,7 +74,7 @@ class Parts:
     def step_data(self, step: int) -> StepData:
         """Work of optimizer step `step` (from 0)."""
         config = self.resolved.config
-        ids = global_batch(seed=config.run.seed, step=step, examples=len(self.train),
+        ids = global_batch(seed=config.run.seed, step=step, parts=self.train.parts,
                            examples_per_step=config.batch.examples_per_step)
         return self.work(self.train, ids)
 
@@ -77,9 +84,7 @@ class Parts:
         window = split(ids, examples.lengths, world_size=self.ranks.world_size, packing=self.packing, max_tokens=limit)
         batches = [make_batch(micro, examples, pad_id=self.pad_id, max_tokens=limit).to(self.device)
                    for micro in window[self.ranks.rank]]
-        computed = sum(len(micro) * computed_width(cost(micro, examples.lengths) // len(micro), rows=len(micro),
-                                                   max_tokens=limit)
-                       for share in window for micro in share if micro)
-        return StepData(batches=batches, examples=len(ids), padded_tokens=computed,
+        return StepData(batches=batches, examples=len(ids), tokens=int(examples.lengths[ids].sum()),
+                        padded_tokens=computed_tokens(window, examples.lengths, max_tokens=limit),
                         supervised_tokens=int(examples.supervised[ids].sum()),
-                        tokens=int(examples.lengths[ids].sum()))
+                        target_weight=float(examples.target_weight[ids].sum()))

@@ -13,7 +13,8 @@ import torch
 from shardwise import __version__
 from shardwise.config.resolve import Resolved, as_tree
 from shardwise.config.shipped import PACKAGE
-from shardwise.data.store import Examples
+from shardwise.data.examples import Examples
+from shardwise.data.windows import epochs_done
 from shardwise.train.parts import Parts, StepData
 from shardwise.train.step import StepResult
 
@@ -25,11 +26,13 @@ CURVE = ("model", "adapter", "data", "optim", "schedule", "precision")
 def step_line(parts: Parts, step: int, lr: float, data: StepData, result: StepResult, seconds: float
               ) -> dict[str, Any]:
     """One training line of metrics.jsonl; `tokens_per_second` counts real tokens over all ranks."""
+    epoch = epochs_done(step, parts.train.parts, parts.resolved.config.batch.examples_per_step)
     line = {"step": step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr,
             "supervised_tokens": result.supervised_tokens, "tokens": result.tokens,
             "tokens_per_second": round(result.tokens / seconds, 1), "step_seconds": round(seconds, 4),
-            "epoch": round(step / parts.plan.steps_per_epoch, 6), "examples": data.examples,
+            "epoch": round(epoch, 6), "examples": data.examples,
             "micro_batches": len(data.batches), "padded_tokens": data.padded_tokens,
+            "packing_efficiency": round(data.packing_efficiency, 4),
             "memory_gib": round(peak_memory_bytes() / 2**30, 3)}
     if result.router_loss is not None:
         line["router_loss"] = result.router_loss
@@ -53,6 +56,7 @@ def manifest(resolved: Resolved, train: Examples, held_out: Examples | None) -> 
     identity["model"] = {k: v for k, v in tree["model"].items() if k not in ("attention", "gradient_checkpointing")}
     identity["data"] = {k: v for k, v in tree["data"].items() if k not in ("train", "eval", "packing")}
     identity |= {"seed": resolved.config.run.seed, "data_fingerprint": train.fingerprint,
+                 "data_parts": train.parts,  # examples and weight of each source
                  "examples_per_step": resolved.config.batch.examples_per_step}
     return {
         "identity": {"curve": identity, "strategy": resolved.strategy, "offload": resolved.offload,

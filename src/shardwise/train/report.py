@@ -72,11 +72,19 @@ def _table(facts: dict[str, Any], steps: list[dict[str, Any]], held_out: Points)
     rows = {"strategy": f"{identity['strategy']}, offload {identity['offload']}, {identity['world_size']} ranks",
             "data": f"{facts['data']['train']['examples']:,} examples, {facts['data']['train']['tokens']:,} tokens",
             "steps": f"{len(steps):,}",
+            "packing efficiency": f"{packing_efficiency(steps):.1%} of the computed tokens are real ones",
             "code": f"{git['sha'][:12]}{' (modified)' * git['dirty']}" if git else "unknown"}
     if held_out:
         rows["evaluation loss"] = f"{held_out[0][1]:.4f} to {held_out[-1][1]:.4f}"
     cells = "".join(f"<tr><th>{key}<td>{html.escape(str(value))}" for key, value in rows.items())
     return f"<table>{cells}</table>"
+
+
+def packing_efficiency(lines: list[dict[str, Any]]) -> float:
+    """Real tokens / computed tokens over all training lines of metrics.jsonl, 0 to 1."""
+    steps = [line for line in lines if "padded_tokens" in line]
+    computed = sum(int(line["padded_tokens"]) for line in steps)
+    return sum(int(line["tokens"]) for line in steps) / max(1, computed)
 
 
 def _samples(samples: list[dict[str, Any]]) -> str:

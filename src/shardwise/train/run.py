@@ -12,8 +12,9 @@ from shardwise import dist
 from shardwise.checkpoint.export import check_logits, gathered_state, write_final
 from shardwise.config import show
 from shardwise.train.loop import train
+from shardwise.train.metrics import read_metrics
 from shardwise.train.parts import Parts
-from shardwise.train.report import write_report
+from shardwise.train.report import packing_efficiency, write_report
 from shardwise.train.setup import build
 from shardwise.train.signals import StopRequest
 
@@ -42,7 +43,9 @@ def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
             parts.metrics.tracker.finish()
     if parts.ranks.main:
         write_report(parts.folder)
-        log.info("done: the model is in %s, its curves in %s", final, parts.folder / "report.html")
+        efficiency = packing_efficiency(read_metrics(parts.folder / "metrics.jsonl"))
+        log.info("done: the model is in %s, its curves in %s; %.1f%% of the computed tokens were real ones", final,
+                 parts.folder / "report.html", 100 * efficiency)
     return final
 
 
@@ -61,8 +64,7 @@ def summary(parts: Parts) -> list[str]:
     share = counts["supervised_tokens"] / counts["tokens"]
     return [
         f"data: {counts['examples']:,} examples of {counts['rows']:,} rows, {counts['tokens']:,} tokens, {share:.1%} "
-        f"supervised; too long and dropped {counts['dropped_too_long']}, truncated {counts['truncated']}, without "
-        f"target {counts['dropped_without_target']}",
+        f"supervised{_changed(counts)}",
         f"model: {trained:,} of {total:,} parameters trained in fp32, arithmetic {parts.resolved.config.precision}, "
         f"{parts.resolved.strategy}, offload {parts.resolved.offload}, "
         f"{'packed' if parts.packing else 'padded'}",
@@ -71,6 +73,14 @@ def summary(parts: Parts) -> list[str]:
         + (f", going on after step {parts.start_step:,}" if parts.start_step else ""),
         show.arithmetic(parts.resolved, counts["tokens"] / counts["examples"]),
     ]
+
+
+def _changed(counts: dict[str, Any]) -> str:
+    """What was left out or cut, where anything was."""
+    parts = [f"{name.replace('_', ' ')} {counts[name]:,}" for name in ("truncated", "split") if counts[name]]
+    if counts["dropped"]:
+        parts.append("left out: " + ", ".join(f"{kind} {count:,}" for kind, count in counts["dropped"].items()))
+    return "; " + "; ".join(parts) if parts else ""
 
 
 def _numel(parameter: Any) -> int:

@@ -22,10 +22,13 @@ from shardwise.checkpoint.shards import DeepSpeedShards, TorchShards
 from shardwise.config.launcher import from_environment
 from shardwise.config.load import load
 from shardwise.config.resolve import Resolved, plan_steps, resolve
-from shardwise.data.store import Examples, load_examples
+from shardwise.data.examples import Examples
+from shardwise.data.load import load_data
+from shardwise.data.tokenizer import load_tokenizer
+from shardwise.data.windows import epoch_examples
 from shardwise.errors import CheckpointError, ConfigError, DataError
 from shardwise.model.adapters import add_adapter
-from shardwise.model.load import draw_fresh, load_model, load_tokenizer
+from shardwise.model.load import draw_fresh, load_model
 from shardwise.model.loss import router_settings
 from shardwise.model.probes import isolates, packing_leak
 from shardwise.train import ops
@@ -51,11 +54,11 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     dist.local_threads(env)
     dist.prefer_cpu_quietly(os.environ)
     tokenizer = load_tokenizer(config.model)
-    train = load_examples(config.data.train, config.data, tokenizer)
-    held_out = load_examples(config.data.eval, config.data, tokenizer) if config.data.eval else None
+    data = load_data(config.data, tokenizer)
+    train, held_out = data.train, data.held_out
     for examples in filter(None, (train, held_out)):
         _fits(examples, resolved)
-    plan = plan_steps(config, len(train))
+    plan = plan_steps(config, functools.partial(epoch_examples, train.parts))
     facts = manifest(resolved, train, held_out)
     draw_fresh(resolved, vocabulary=len(tokenizer))
     ops.build(ops.needed(resolved))

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from dist.given import TINY, save_model
 from dist.rows import examples_of
 from shardwise.data.batch import IGNORE, Batch, make_batch
-from shardwise.data.windows import MicroBatch
+from shardwise.data.windows import MicroBatch, computed_tokens, split
 from shardwise.model.loss import losses
 
 CHAT = ([11, 12, 13, 14], [0, 0, 1, 1])
@@ -30,7 +30,7 @@ def test_a_target_is_the_token_after() -> None:
     assert batch.input_ids.tolist() == [[11, 12, 13, 14, 9, 9, 9, 9]]  # eight, so that few shapes occur
     assert batch.keep.tolist() == [1, 2, 0, 0, 0, 0, 0, 0] and batch.targets.tolist() == [[13, 14] + 6 * NONE]
     assert batch.attention_mask is None
-    assert (batch.tokens, batch.num_targets) == (4, 2)
+    assert (batch.tokens, batch.num_targets, batch.target_weight, batch.weights) == (4, 2, 2.0, None)
 
 
 def test_b30_packed_examples_have_a_border() -> None:
@@ -56,6 +56,33 @@ def test_padded_rows() -> None:
     assert (batch.tokens, batch.num_targets) == (7, 4)
 
 
+def test_targets_have_weights() -> None:
+    """The first token's is never used, 0 is no target, padding of `keep` has none."""
+    rows = [([11, 12, 13, 14], [9, 0.25, 0, 2]), ([21, 22], [0, 1])]
+    packed, padded = (make_batch(micro, examples_of(rows), pad_id=9, max_tokens=LIMIT)
+                      for micro in ([[0, 1]], [[0], [1]]))
+    assert packed.keep.tolist() == [0, 2, 4, 0, 0, 0, 0, 0]
+    assert packed.targets.tolist() == [[12, 14, 22] + 5 * NONE]
+    assert packed.weights is not None and packed.weights.dtype == torch.float32
+    assert packed.weights.tolist() == [[0.25, 2.0, 1.0, 0, 0, 0, 0, 0]]
+    assert (packed.num_targets, packed.target_weight) == (3, 3.25)
+    assert padded.weights is not None and padded.keep.tolist()[:2] == [0, 2]
+    assert padded.targets.tolist() == [[12, 14] + 6 * NONE, [22] + 7 * NONE]
+    assert padded.weights.tolist() == [[0.25, 2.0, 0, 0, 0, 0, 0, 0], [1.0, 0, 0, 0, 0, 0, 0, 0]]
+    assert (padded.num_targets, padded.target_weight) == (3, 3.25)
+    assert make_batch([[1]], examples_of(rows), pad_id=9, max_tokens=LIMIT).weights is None
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_computed_tokens_are_those_of_the_batches(packing: bool) -> None:
+    examples = examples_of([(list(range(n)), [1] * n) for n in (3, 50, 17, 41, 9)])
+    window = split(range(5), examples.lengths, world_size=4, max_tokens=LIMIT, packing=packing)
+    window[3].append([])  # a filler row is computed too
+    batches = [make_batch(micro, examples, pad_id=9, max_tokens=LIMIT) for share in window for micro in share]
+    computed = computed_tokens(window, examples.lengths, max_tokens=LIMIT)
+    assert computed == sum(batch.input_ids.numel() for batch in batches) > sum(batch.tokens for batch in batches)
+
+
 @pytest.mark.parametrize(("micro", "limit", "width"), [([[0]], 4, 4), ([[0]], 5, 5), ([[0], [1]], 8, 4),
                                                        ([[0], [1]], 11, 5), ([[0, 1]], 7, 7), ([[0, 1]], 100, 8)])
 def test_rounding_up_stays_within_the_limit(micro: MicroBatch, limit: int, width: int) -> None:
@@ -65,7 +92,7 @@ def test_rounding_up_stays_within_the_limit(micro: MicroBatch, limit: int, width
 
 def test_a_filler_adds_nothing_but_takes_part() -> None:
     batch = batch_of([])
-    assert (batch.tokens, batch.num_targets) == (0, 0)
+    assert (batch.tokens, batch.num_targets, batch.target_weight, batch.weights) == (0, 0, 0.0, None)
     assert batch.targets.tolist() == [[IGNORE]] and len(batch.keep) == 1
 
 

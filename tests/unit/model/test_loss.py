@@ -31,6 +31,26 @@ def test_the_sum_over_targets() -> None:
     assert sum_cross_entropy(logits, targets).item() == pytest.approx(float(by_hand), rel=1e-6)
 
 
+def test_the_weighted_sum_over_targets() -> None:
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    targets = torch.tensor([[1, IGNORE, 3], [IGNORE, IGNORE, 6]])
+    weights = torch.tensor([[0.25, 0.0, 1.0], [0.0, 0.0, 2.0]])
+    by_hand = -sum(weights[b, k] * logits[b, k].log_softmax(-1)[targets[b, k]] for b, k in ((0, 0), (0, 2), (1, 2)))
+    want, = torch.autograd.grad(by_hand, logits)
+    loss = sum_cross_entropy(logits, targets, weights)
+    got, = torch.autograd.grad(loss, logits)
+    assert loss.item() == pytest.approx(by_hand.item(), rel=1e-6)
+    assert torch.allclose(got, want, atol=1e-7) and not got[0, 1].any()
+
+
+def test_weights_of_one_are_no_weights() -> None:
+    logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(1))
+    targets = torch.tensor([[1, IGNORE, 3, 0, 2], [IGNORE, 5, 6, 6, 6]])
+    plain = sum_cross_entropy(logits, targets)
+    ones = sum_cross_entropy(logits, targets, (targets != IGNORE).float())
+    assert ones.item() == pytest.approx(plain.item(), rel=1e-6)
+
+
 def test_bf16_logits_are_summed_in_fp32() -> None:
     logits = torch.randn(1, 500, 11, generator=torch.Generator().manual_seed(0)).bfloat16()
     targets = torch.full((1, 500), 3)
