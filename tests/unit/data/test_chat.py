@@ -154,7 +154,8 @@ def test_tags_that_agree() -> None:
 
 
 @pytest.mark.parametrize(("template", "said"), [
-    (tagged("{{ m.content }}").replace("{% endgeneration %}", "{% endgeneration %}<end>"), "by the generation tags: 'hello there'"),
+    (tagged("{{ m.content }}").replace("{% endgeneration %}", "{% endgeneration %}<end>"),
+     "by the generation tags: 'hello there'"),
     (looped("{% if m.role == 'assistant' %}{% generation %}<bot>{{ m.content }}<end>{% endgeneration %}"
             "{% else %}<usr>{{ m.content }}<end>{% endif %}"), "by the generation tags: '<bot>hello there<end>'"),
     (tagged("{{ m.content }}<end>").replace("{% endgeneration %}", "{% endgeneration %}<eos>"), None),

@@ -78,7 +78,7 @@ def test_fine(turns: tuple[dict[str, Any], ...]) -> None:
      'turn 1 (assistant): tool_calls is [{"function": {"name": "f", "arguments":; wanted is a list of '
      '{"function": {"name": ..., "arguments": {...}}}'),
     ((turn("user", tool_calls=CALL), ANSWER), "bad_tools", "turn 0 (user): only an assistant calls tools"),
-], ids=range(23))
+], ids=range(20))
 def test_refused(turns: tuple[dict[str, Any], ...], kind: str, text: str) -> None:
     with pytest.raises(RowFault) as caught:
         refuse(chat(*turns))
