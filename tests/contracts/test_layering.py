@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.config.load import LEAVES
+from shardwise.data.faults import KINDS
 
 SOURCE = Path(__file__).parents[2] / "src" / "shardwise"
 # Part -> the parts it may import. What is not listed may be imported by nobody but itself.
@@ -85,4 +86,15 @@ def test_light_parts_import_no_heavy_library_at_the_top():
 
 @pytest.mark.parametrize("key", sorted(LEAVES))
 def test_every_setting_is_read_outside_the_schema(key):
-    assert key.rsplit(".", 1)[-1] in attributes_read(), f"nothing reads {key}; a setting without an effect must go"
+    section, leaf = key.rsplit(".", 1) if "." in key else ("", key)
+    if section == "data.on_fault":
+        assert leaf in KINDS, f"there is no fault of the kind {leaf}"  # read by the name of the kind, in findings.py
+        return
+    assert leaf in attributes_read(), f"nothing reads {key}; a setting without an effect must go"
+
+
+def test_every_fault_has_a_policy():
+    policies = {key.removeprefix("data.on_fault.") for key in LEAVES if key.startswith("data.on_fault.")}
+    assert policies == set(KINDS) - {"too_long"}  # data.on_too_long says what happens to those
+    soft = {kind for kind in policies if "report" in str(LEAVES[f"data.on_fault.{kind}"])}
+    assert soft == {kind for kind in policies if KINDS[kind].usable}

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dist.bodies import running, whole_weights
 from safetensors.torch import load_file
 
+from dist.bodies import running, whole_weights
 from shardwise.errors import Stopped, UserError
 from shardwise.train.loop import train
 from shardwise.train.metrics import read_metrics
@@ -47,8 +47,8 @@ def straight_and_resumed(args: dict[str, Any], folder: Path) -> dict[str, Any]:
         second = one_run([*common, f"run.output_dir={folder / name}-resumed"])
         same = {key: torch.equal(value, second["weights"][key]) for key, value in straight["weights"].items()}
         results[name] = {"straight": straight["metrics"], "resumed": second["metrics"], "ended": first["ended"],
-                         "start_step": second["start_step"], "unequal": [key for key, equal in same.items() if not equal],
-                         "tensors": len(same)}
+                         "start_step": second["start_step"], "tensors": len(same),
+                         "unequal": [key for key, equal in same.items() if not equal]}
     return results
 
 

@@ -20,7 +20,7 @@ from dist.bodies import finished, running
 from dist.rows import examples_of
 from shardwise.data.load import Loaded
 from shardwise.model.loss import losses
-from shardwise.train import loop, setup
+from shardwise.train import inputs, loop
 from shardwise.train.engine import Engine
 from shardwise.train.parts import Parts
 from shardwise.train.run import summary
@@ -38,8 +38,8 @@ class Tokenizer:
 @contextlib.contextmanager
 def given(rows: Any) -> Iterator[None]:
     """Within: a run trains on these rows whatever its recipe says."""
-    with patch.object(setup, "load_tokenizer", lambda model: Tokenizer()), \
-            patch.object(setup, "load_data", lambda data, _: Loaded(
+    with patch.object(inputs, "load_tokenizer", lambda model: Tokenizer()), \
+            patch.object(inputs, "load_data", lambda data, _: Loaded(
                 examples_of(rows), examples_of(rows) if data.eval else None, [])):
         yield
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+
 from dist.harness import spawn
 
 STRATEGIES = {"ddp": ["strategy=ddp"], "zero1": ["strategy=zero1"], "zero2": ["strategy=zero2"],

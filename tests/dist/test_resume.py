@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from dist.harness import spawn
 
 SPLITS = {"ddp": ["strategy=ddp"], "zero1": ["strategy=zero1"], "zero2": ["strategy=zero2"],

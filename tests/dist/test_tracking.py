@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+
 from dist.harness import spawn
 
 WANDB = ["tracking.backends=[wandb]", "data.eval=[]", "schedule.max_steps=5", "checkpoint.every_steps=2"]

@@ -17,11 +17,13 @@ Set one in a recipe, or after it as `section.key=value`, `--section.key=value` o
 """
 
 
+CLASSES = {node.name: node for node in ast.parse(Path(schema.__file__).read_text(encoding="utf-8")).body
+           if isinstance(node, ast.ClassDef)}
+
+
 def markdown() -> str:
     """The whole page."""
-    classes = {node.name: node for node in ast.parse(Path(schema.__file__).read_text(encoding="utf-8")).body
-               if isinstance(node, ast.ClassDef)}
-    lines = [HEAD]
+    lines, classes = [HEAD], CLASSES
     plain = []
     for field in dataclasses.fields(schema.Config):
         section = schema.Config.__annotations__[field.name]
@@ -43,7 +45,12 @@ def _rows(node: ast.ClassDef, cls: type, prefix: str) -> list[str]:
             name = statement.target.id
             default = next(f.default for f in dataclasses.fields(cls) if f.name == name)
             meaning = " ".join(str(after.value.value).split())
-            rows.append(f"- `{prefix}{name}` (default `{flow(default)}`): {meaning}")
+            inner = CLASSES.get(getattr(statement.annotation, "id", ""))
+            shown = "" if inner else f" (default `{flow(default)}`)"
+            rows.append(f"- `{prefix}{name}`{shown}: {meaning}")
+            if inner:
+                rows.append(f"  {' '.join((ast.get_docstring(inner) or '').split())}")
+                rows += [f"  {row}" for row in _rows(inner, getattr(schema, inner.name), f"{prefix}{name}.")]
     return rows
 
 

@@ -37,9 +37,9 @@ class Resolved:
 class StepPlan:
     """Optimizer steps of a run: the schedule's horizon, the loop's length and what is printed."""
 
-    examples: int
-    """Of the first epoch; with fractional source weights the others differ from it by rounding."""
-    steps_per_epoch: int
+    examples: int | None
+    """Of the first epoch; with fractional source weights the others differ from it by rounding. None for a stream."""
+    steps_per_epoch: int | None
     """Of the first epoch."""
     num_steps: int
     warmup_steps: int
@@ -89,26 +89,38 @@ def _offload_fits(strategy: str, offload: str, origin: str) -> None:
         raise ConfigError(f"{origin}: offload=params needs strategy=zero3, not {strategy}")
 
 
-def plan_steps(config: Config, epoch_examples: Callable[[int], int]) -> StepPlan:
+def plan_steps(config: Config, epoch_examples: Callable[[int], int] | None) -> StepPlan:
     """Steps of a run; the last, shorter step of an epoch counts as one.
 
-    `epoch_examples(epoch)` is how many examples that epoch (from 0) trains on.
+    `epoch_examples(epoch)` is how many examples that epoch (from 0) trains on; None for a stream, of which that is
+    not known and which therefore needs `schedule.max_steps`.
     """
-    def steps_of(epoch: int) -> int:
-        return math.ceil(epoch_examples(epoch) / config.batch.examples_per_step)
-
-    if epoch_examples(0) == 0:
-        raise ConfigError("data.train holds no usable example for the first epoch; nothing can be trained")
     schedule = config.schedule
+    if epoch_examples is None:
+        assert schedule.max_steps is not None, "config/rules.py asks for it"
+        return StepPlan(examples=None, steps_per_epoch=None, num_steps=schedule.max_steps,
+                        warmup_steps=_warmup(config, schedule.max_steps))
+    counted = epoch_examples
+
+    def steps_of(epoch: int) -> int:
+        return math.ceil(counted(epoch) / config.batch.examples_per_step)
+
+    if counted(0) == 0:
+        raise ConfigError("data.train holds no usable example for the first epoch; nothing can be trained")
     num_steps = schedule.max_steps or max(1, _steps_in(schedule.epochs or 1, steps_of))
+    return StepPlan(examples=counted(0), steps_per_epoch=steps_of(0), num_steps=num_steps,
+                    warmup_steps=_warmup(config, num_steps))
+
+
+def _warmup(config: Config, num_steps: int) -> int:
+    schedule = config.schedule
     warmup = schedule.warmup_steps
     if warmup is None:
         warmup = math.ceil(num_steps * (schedule.warmup_ratio or 0.0) - 1e-9)
     if warmup > num_steps:
         raise ConfigError(f"schedule.warmup_steps={warmup} is more than the {num_steps} steps of this run; "
                           "the peak would never be reached")
-    return StepPlan(examples=epoch_examples(0), steps_per_epoch=steps_of(0), num_steps=num_steps,
-                    warmup_steps=warmup)
+    return warmup
 
 
 def _steps_in(epochs: float, steps_of: Callable[[int], int]) -> int:

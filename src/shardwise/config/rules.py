@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.config.schema import Config
+from shardwise.config.schema import ROLES, Config
 
 
 def faults(config: Config, origins: dict[str, str]) -> list[str]:
@@ -52,12 +52,45 @@ def _data(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.max_length", "data.max_length=1 leaves no token to predict; use at least 2"
     if config.data.task == "pretrain" and config.data.chat_template is not None:
         yield "data.chat_template", "data.chat_template has no meaning for data.task=pretrain; remove it"
+    if config.data.task == "pretrain" and config.data.on_too_long != "error":
+        yield "data.on_too_long", "data.on_too_long has no meaning for data.task=pretrain, which cuts blocks; remove it"
+    if isinstance(config.data.supervise, tuple):
+        unknown = [role for role in config.data.supervise if role not in ROLES]
+        if unknown or not config.data.supervise:
+            yield ("data.supervise", f"data.supervise: unknown role {', '.join(unknown) or '(none given)'}; known: "
+                   f"all, last, or a list of {', '.join(ROLES)}")
     if config.data.task == "pretrain" and config.data.supervise != "all":
-        yield "data.supervise", "data.supervise=last has no meaning for data.task=pretrain; remove it"
+        yield "data.supervise", "data.supervise has no meaning for data.task=pretrain; remove it"
+    yield from _streaming(config)
     if config.eval.every_steps is not None and not config.data.eval:
         yield "eval.every_steps", "eval.every_steps is set but data.eval is empty; add held-out data"
     if config.eval.generate_samples and (not config.data.eval or config.data.task == "pretrain"):
         yield "eval.generate_samples", "eval.generate_samples needs held-out chats in data.eval (task sft)"
+
+
+def _streaming(config: Config) -> Iterator[tuple[str, str]]:
+    data = config.data
+    if not data.streaming:
+        return
+    if config.schedule.max_steps is None:
+        yield ("data.streaming", "data.streaming=true cannot count its rows; say how long to train with "
+               "schedule.max_steps")
+    if any(source.weight != 1 or source.limit is not None for source in data.train):
+        yield ("data.train", "weight and limit of a source need all rows counted, which data.streaming=true does not; "
+               "remove them or set data.streaming=false")
+    if data.workers != "auto":
+        yield ("data.workers", "data.workers tokenises before training; with data.streaming=true each rank reads ahead "
+               "by itself, so remove it")
+    if data.on_fault.duplicate != "report":
+        yield ("data.on_fault.duplicate", "data.streaming=true remembers no rows, so duplicates cannot be found; "
+               "set data.on_fault.duplicate=report")
+    if data.on_fault.eval_overlap == "drop":
+        yield ("data.on_fault.eval_overlap", "with data.streaming=true the training data is not known when evaluation "
+               "begins; use error or report")
+    limit = config.batch.max_tokens_per_micro_batch
+    if limit != "auto" and limit < data.max_length:
+        yield ("batch.max_tokens_per_micro_batch", f"batch.max_tokens_per_micro_batch={limit} is less than "
+               f"data.max_length={data.max_length}, and with data.streaming=true the longest row is not known")
 
 
 def _schedule(config: Config) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ NonNegative = Annotated[float, Range(0)]
 Positive = Annotated[float, Range(0, exclusive_low=True)]
 Share = Annotated[float, Range(0, 1)]
 Beta = Annotated[float, Range(0, 0.999999999)]
+ROLES = ("system", "developer", "user", "assistant", "tool")
 Fate = Literal["error", "drop"]
 SoftFate = Literal["error", "drop", "report"]
 

@@ -75,10 +75,17 @@ def _lines(resolved: Resolved) -> Iterator[tuple[str, str]]:
         if not dataclasses.is_dataclass(value):
             yield f"{field.name}: {flow(value)}", resolved.origins[field.name]
             continue
-        yield f"{field.name}:", ""
-        for inner in dataclasses.fields(value):
-            key = f"{field.name}.{inner.name}"
-            yield f"  {inner.name}: {flow(getattr(value, inner.name))}", resolved.origins[key]
+        yield from _section(field.name, value, resolved.origins, "")
+
+
+def _section(key: str, section: Any, origins: dict[str, str], indent: str) -> Iterator[tuple[str, str]]:
+    yield f"{indent}{key.rsplit('.', 1)[-1]}:", ""
+    for field in dataclasses.fields(section):
+        inner, value = f"{key}.{field.name}", getattr(section, field.name)
+        if inner in origins:
+            yield f"{indent}  {field.name}: {flow(value)}", origins[inner]
+        else:
+            yield from _section(inner, value, origins, indent + "  ")
 
 
 def flow(value: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shardwise.data.examples import Examples
+from shardwise.data.feed import Rows
 from shardwise.data.windows import FILLER_TOKENS, MicroBatch, computed_width, rounded
 
 IGNORE = -100
@@ -50,7 +50,7 @@ class Batch:
                 "attention_mask": self.attention_mask, "logits_to_keep": self.keep, "use_cache": False}
 
 
-def make_batch(micro: MicroBatch, examples: Examples, *, pad_id: int, max_tokens: int) -> Batch:
+def make_batch(micro: MicroBatch, examples: Rows, *, pad_id: int, max_tokens: int) -> Batch:
     """Tensors (on the CPU) for a micro-batch; an all-ignored filler row when it is empty.
 
     T and K are rounded up a little so that few shapes occur. What is added lies behind every example, where a

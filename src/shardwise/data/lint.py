@@ -6,9 +6,10 @@ import difflib
 from dataclasses import replace
 from typing import Any
 
+from shardwise.config.schema import ROLES
 from shardwise.data.faults import RowFault
 from shardwise.data.jsontext import shown
-from shardwise.data.rows import ROLES, Chat
+from shardwise.data.rows import Chat
 from shardwise.data.turns import SPEAKERS
 
 _ECHO = 32

@@ -49,6 +49,18 @@ def inspect(data: DataConfig, tokenizer: Any) -> Loaded:
     return Loaded(train, held_out, [*found, *shared])
 
 
+def load_held_out(data: DataConfig, tokenizer: Any) -> Examples | None:
+    """The held-out examples alone. Raises DataError for rows whose policy is `error`."""
+    if not data.eval:
+        return None
+    held_out, found = _side("eval", data.eval, data, tokenizer)
+    findings.refuse(found)
+    senseless = _senseless("eval", held_out, data)
+    if senseless is not None:
+        raise DataError(senseless)
+    return held_out
+
+
 def _side(side: str, sources: Sequence[SourceConfig], data: DataConfig,
           tokenizer: Any) -> tuple[Examples, list[Finding]]:
     opened = [open_source(source, data, tokenizer) for source in sources]
@@ -80,14 +92,17 @@ def _counted(examples: Examples, found: Sequence[Finding]) -> Examples:
 
 def refused_as_a_whole(loaded: Loaded, data: DataConfig) -> str | None:
     """What is wrong with a side of the data as a whole; None when nothing is."""
-    for name, examples in (("train", loaded.train), ("eval", loaded.held_out)):
-        if examples is None:
-            continue
-        counts = examples.counts
-        if len(examples) == 0:
-            why = ", ".join(f"{kind}: {count:,}" for kind, count in counts["dropped"].items()) or "see above"
-            return f"data.{name}: no usable example is left of {counts['rows']:,} rows (left out: {why})"
-        if data.task == "sft" and counts["supervised_tokens"] >= counts["tokens"] - len(examples):
-            return (f"data.{name}: every token is supervised, which response-only training never means; "
-                    "check the chat template")
+    wrong = (_senseless(name, examples, data) for name, examples in (("train", loaded.train), ("eval", loaded.held_out))
+             if examples is not None)
+    return next(filter(None, wrong), None)
+
+
+def _senseless(name: str, examples: Examples, data: DataConfig) -> str | None:
+    counts = examples.counts
+    if len(examples) == 0:
+        why = ", ".join(f"{kind}: {count:,}" for kind, count in counts["dropped"].items()) or "see above"
+        return f"data.{name}: no usable example is left of {counts['rows']:,} rows (left out: {why})"
+    if data.task == "sft" and counts["supervised_tokens"] >= counts["tokens"] - len(examples):
+        return (f"data.{name}: every token is supervised, which response-only training never means; "
+                "check the chat template")
     return None

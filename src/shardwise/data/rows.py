@@ -12,7 +12,6 @@ from shardwise.data.faults import RowFault
 FLAGS = ("empty_turn", "marker_text", "terminator_untrained", "truncated", "split", "split_lost")
 """What may be said of an example: usable faults of data/faults.py, cut at its end, one of several parts of a
 conversation, and one of a conversation of which another part was too long even alone."""
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Read(NamedTuple):

@@ -74,6 +74,11 @@ class Stream:
             for n, source in enumerate(data.train)]
         self.encoder = self.jobs[0].encoder()
         self.dropped: dict[str, int] = {}
+        self.content = {"files": [(file.kind, file.path.stat().st_size) for found in files.values() for file in found],
+                        "hub": [(s.hub, s.subset, s.split) for s in data.train if s.hub is not None],
+                        "sources": [repr((s.format, s.columns, s.roles)) for s in data.train],
+                        "template": template or tokenizer.chat_template}
+        """What a resumed run must have in common; the rows themselves are too many to look at."""
 
     def examples(self, cursor: Cursor) -> Iterator[Example | None]:
         """Examples from the cursor on; None stands between two epochs. Raises DataError by the policy."""

@@ -21,7 +21,8 @@ LONGEST_STRUCTURE = 1024
 conversations of these roles."""
 
 
-CALL = {"id": "call00001", "type": "function", "function": {"name": "probe_function", "arguments": {"a": 1}}}
+FUNCTION = "probe_function"
+CALL = {"id": "call00001", "type": "function", "function": {"name": FUNCTION, "arguments": {"a": 1}}}
 
 
 class Beginning(NamedTuple):
@@ -127,8 +128,8 @@ class Template:
         calls = [*nonces(("user",)), {"role": "assistant", "content": "", "tool_calls": [CALL]}]
         try:
             called = self.render(calls, None)
-            found = list(self.control_pattern.finditer(called, called.rfind(CALL["function"]["name"])))
-            ends += [found[-1].group()] if CALL["function"]["name"] in called and found else []
+            controls = list(self.control_pattern.finditer(called, called.rfind(FUNCTION)))
+            ends += [controls[-1].group()] if FUNCTION in called and controls else []
             result = {"role": "tool", "content": nonce(2), "tool_call_id": CALL["id"], "name": "f"}
             asked = self.render([*calls, result], None, generation=True)
             if nonce(2) in asked and not asked.endswith(tuple(headers)):

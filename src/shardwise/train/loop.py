@@ -78,6 +78,7 @@ def score(parts: Parts, step: int) -> None:
 
 def save(parts: Parts, step: int) -> None:
     """Publish a checkpoint on all ranks together."""
-    meta = {**parts.manifest["identity"], "step": step, "tracker_run_id": parts.manifest.get("tracker_run_id")}
+    meta = {**parts.manifest["identity"], "step": step, "feed": parts.feed.state(),
+            "tracker_run_id": parts.manifest.get("tracker_run_id")}
     store.save(parts.folder / "checkpoints", step, parts.shards, meta, rank=parts.ranks.rank,
                keep=parts.resolved.config.checkpoint.keep)

@@ -13,9 +13,11 @@ from shardwise.checkpoint.store import Shards
 from shardwise.config.resolve import Resolved, StepPlan
 from shardwise.data.batch import Batch, make_batch
 from shardwise.data.examples import Examples
-from shardwise.data.windows import computed_tokens, global_batch, split
+from shardwise.data.feed import Feed, Rows
+from shardwise.data.windows import computed_tokens, split
 from shardwise.dist import Ranks
 from shardwise.train.engine import Engine
+from shardwise.train.inputs import Inputs
 from shardwise.train.metrics import Metrics
 from shardwise.train.signals import StopRequest
 
@@ -49,9 +51,8 @@ class Parts:
     device: torch.device
     engine: Engine
     shards: Shards
-    tokenizer: Any
-    train: Examples
-    held_out: Examples | None
+    inputs: Inputs
+    feed: Feed
     packing: bool
     router: tuple[float, int, int] | None
     autocast: Callable[[], Any]
@@ -59,6 +60,16 @@ class Parts:
     stop: StopRequest
     manifest: dict[str, Any]
     start_step: int
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.inputs.tokenizer
+
+    @property
+    def held_out(self) -> Examples | None:
+        """What is evaluated on."""
+        return self.inputs.held_out
 
     @property
     def folder(self) -> Path:
@@ -73,12 +84,9 @@ class Parts:
 
     def step_data(self, step: int) -> StepData:
         """Work of optimizer step `step` (from 0)."""
-        config = self.resolved.config
-        ids = global_batch(seed=config.run.seed, step=step, parts=self.train.parts,
-                           examples_per_step=config.batch.examples_per_step)
-        return self.work(self.train, ids)
+        return self.work(*self.feed.batch(step))
 
-    def work(self, examples: Examples, ids: list[int]) -> StepData:
+    def work(self, examples: Rows, ids: list[int]) -> StepData:
         """This rank's share of some examples, with the global counts."""
         limit = self.resolved.max_tokens_per_micro_batch
         window = split(ids, examples.lengths, world_size=self.ranks.world_size, packing=self.packing, max_tokens=limit)

@@ -58,21 +58,27 @@ def keep_log(path: Path) -> None:
 
 def summary(parts: Parts) -> list[str]:
     """What is about to happen, in numbers."""
-    counts, plan = parts.train.counts, parts.plan
+    counts, plan = parts.inputs.counts, parts.plan
     trained = sum(_numel(p) for p in parts.engine.module.parameters() if p.requires_grad)
     total = sum(_numel(p) for p in parts.engine.module.parameters())
-    share = counts["supervised_tokens"] / counts["tokens"]
     return [
-        f"data: {counts['examples']:,} examples of {counts['rows']:,} rows, {counts['tokens']:,} tokens, {share:.1%} "
-        f"supervised{_changed(counts)}",
+        "data: " + ("streamed" if counts is None else _counted(counts)),
         f"model: {trained:,} of {total:,} parameters trained in fp32, arithmetic {parts.resolved.config.precision}, "
         f"{parts.resolved.strategy}, offload {parts.resolved.offload}, "
         f"{'packed' if parts.packing else 'padded'}",
-        f"steps: {plan.examples:,} examples / {parts.resolved.config.batch.examples_per_step:,} = "
-        f"{plan.steps_per_epoch:,} per epoch, {plan.num_steps:,} in all, warm-up {plan.warmup_steps:,}"
+        "steps: " + ("" if plan.examples is None else
+                     f"{plan.examples:,} examples / {parts.resolved.config.batch.examples_per_step:,} = "
+                     f"{plan.steps_per_epoch:,} per epoch, ")
+        + f"{plan.num_steps:,} in all, warm-up {plan.warmup_steps:,}"
         + (f", going on after step {parts.start_step:,}" if parts.start_step else ""),
-        show.arithmetic(parts.resolved, counts["tokens"] / counts["examples"]),
+        show.arithmetic(parts.resolved, None if counts is None else counts["tokens"] / counts["examples"]),
     ]
+
+
+def _counted(counts: dict[str, Any]) -> str:
+    share = counts["supervised_tokens"] / counts["tokens"]
+    return (f"{counts['examples']:,} examples of {counts['rows']:,} rows, {counts['tokens']:,} tokens, {share:.1%} "
+            f"supervised{_changed(counts)}")
 
 
 def _changed(counts: dict[str, Any]) -> str:
@@ -91,7 +97,7 @@ def export(parts: Parts, final: Path) -> None:
     """Write `final/` from rank 0; every rank takes part in gathering."""
     engine: Any = parts.engine.model if parts.resolved.deepspeed is not None else parts.engine
     stage = 0 if parts.resolved.deepspeed is None else parts.resolved.deepspeed["zero_optimization"]["stage"]
-    ids = [int(token) for token in parts.train.get([0])[0][0][:CHECK_TOKENS]]
+    ids = parts.inputs.sample[:CHECK_TOKENS]
     logits = check_logits(parts.engine.model, ids, parts.device)
     state = gathered_state(engine, zero_stage=stage)
     if state is not None and parts.ranks.main:

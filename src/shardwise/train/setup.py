@@ -21,18 +21,15 @@ from shardwise.checkpoint import layout, store
 from shardwise.checkpoint.shards import DeepSpeedShards, TorchShards
 from shardwise.config.launcher import from_environment
 from shardwise.config.load import load
-from shardwise.config.resolve import Resolved, plan_steps, resolve
-from shardwise.data.examples import Examples
-from shardwise.data.load import load_data
-from shardwise.data.tokenizer import load_tokenizer
-from shardwise.data.windows import epoch_examples
-from shardwise.errors import CheckpointError, ConfigError, DataError
+from shardwise.config.resolve import Resolved, resolve
+from shardwise.errors import CheckpointError, ConfigError
 from shardwise.model.adapters import add_adapter
 from shardwise.model.load import draw_fresh, load_model
 from shardwise.model.loss import router_settings
 from shardwise.model.probes import isolates, packing_leak
 from shardwise.train import ops
 from shardwise.train.engine import DeepSpeedEngine, Engine, TorchEngine
+from shardwise.train.inputs import load_inputs
 from shardwise.train.metrics import Metrics, Tracker, WandbTracker
 from shardwise.train.optim import make_optimizer
 from shardwise.train.parts import Parts
@@ -53,14 +50,10 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     dist.check_world_size(ranks, _asked_processes(resolved), gpus=dist.visible_gpus(), env=env)
     dist.local_threads(env)
     dist.prefer_cpu_quietly(os.environ)
-    tokenizer = load_tokenizer(config.model)
-    data = load_data(config.data, tokenizer)
-    train, held_out = data.train, data.held_out
-    for examples in filter(None, (train, held_out)):
-        _fits(examples, resolved)
-    plan = plan_steps(config, functools.partial(epoch_examples, train.parts))
-    facts = manifest(resolved, train, held_out)
-    draw_fresh(resolved, vocabulary=len(tokenizer))
+    inputs = load_inputs(resolved)
+    plan = inputs.plan
+    facts = manifest(resolved, inputs)
+    draw_fresh(resolved, vocabulary=len(inputs.tokenizer))
     ops.build(ops.needed(resolved))
     accelerator = make_accelerator(resolved)
     resume = _checkpoint_to_resume(resolved, facts)
@@ -70,18 +63,19 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
                           f"the {plan.num_steps} steps of this run")
 
     torch.manual_seed(config.run.seed)
-    engine, shards = make_engine(resolved, accelerator, tokenizer, rank=ranks.rank)
+    engine, shards = make_engine(resolved, accelerator, inputs.tokenizer, rank=ranks.rank)
     packing = _packing(resolved, engine, accelerator.device)
-    start_step = 0
+    start_step, state = 0, {}
     if resume is not None:
         store.load(resume, shards, rank=ranks.rank)
-        start_step = layout.read_meta(resume)["step"]
+        meta = layout.read_meta(resume)
+        start_step, state = meta["step"], meta.get("feed", {})
     else:
         torch.manual_seed(config.run.seed + 1 + ranks.rank)  # dropout differs between ranks
     metrics = _metrics(resolved, accelerator, facts, resume) if ranks.main else None
     return Parts(
         resolved=resolved, plan=plan, ranks=ranks, device=accelerator.device, engine=engine, shards=shards,
-        tokenizer=tokenizer, train=train, held_out=held_out, packing=packing,
+        inputs=inputs, feed=inputs.feed(state), packing=packing,
         router=router_settings(engine.module.config), autocast=autocast(resolved, accelerator.device),
         metrics=metrics, manifest=facts, start_step=start_step, stop=stop)
 
@@ -92,14 +86,6 @@ def _asked_processes(resolved: Resolved) -> int | None:
         return int(launched)
     asked = resolved.config.launch.processes
     return None if asked == "auto" else asked
-
-
-def _fits(examples: Examples, resolved: Resolved) -> None:
-    longest = int(examples.lengths.argmax())
-    if examples.lengths[longest] > resolved.max_tokens_per_micro_batch:
-        raise DataError(f"{examples.place(longest)}: {examples.lengths[longest]:,} tokens, more than "
-                        f"batch.max_tokens_per_micro_batch={resolved.max_tokens_per_micro_batch:,}; raise that, "
-                        "or lower data.max_length")
 
 
 def make_accelerator(resolved: Resolved) -> Any:
