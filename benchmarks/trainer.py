@@ -174,7 +174,7 @@ def run_trainer(folder: Path, run: str) -> tuple[list[float], list[int]]:
     import numpy as np
     from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
 
-    from shardwise.data.windows import global_batch
+    from shardwise.data.steps.windows import global_batch
 
     parts = parts_of(folder, run)
     order = [i for step in range(STEPS) for i in global_batch(

@@ -139,7 +139,7 @@ def data_check(words: list[str]) -> int:
     """`shardwise data check`: exit code 2 where training would not start, or would be wrong."""
     parsed = _parse("data check", "Read all data of a recipe, count it, and name every row that is wrong.", words,
                     {"--json": "print one JSON object, with the address of every faulty row (the first 1,000 a kind)"})
-    from shardwise.data import check
+    from shardwise.data.look import check
     from shardwise.data.tokenizer import load_tokenizer
 
     config = _ready(parsed).config
@@ -154,7 +154,7 @@ def data_show(words: list[str]) -> int:
                     {"--eval": "a row of data.eval instead of data.train"},
                     {"--row": ("N", "number of the row, from 1, or its FILE:LINE"),
                      "--html": ("FILE", "write a page to FILE instead")})
-    from shardwise.data import show
+    from shardwise.data.look import show
     from shardwise.data.tokenizer import load_tokenizer
 
     config = _ready(parsed).config

@@ -14,10 +14,10 @@ import pytest
 
 from shardwise.config.schema import SourceConfig
 from shardwise.data.faults import RowFault
-from shardwise.data.files import files_of
-from shardwise.data.formats import chat_of, detect, text_of
-from shardwise.data.lint import refuse
-from shardwise.data.readers import plan, read
+from shardwise.data.read.files import files_of
+from shardwise.data.read.formats import chat_of, detect, text_of
+from shardwise.data.read.lint import refuse
+from shardwise.data.read.readers import plan, read
 from shardwise.data.rows import Chat
 from shardwise.errors import DataError
 

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import dist.toy  # noqa: F401  (registers the model)
 from dist.bodies import finished, running
 from dist.rows import examples_of
-from shardwise.data.load import Loaded
+from shardwise.data.store.load import Loaded
 from shardwise.model.loss import losses
 from shardwise.train import inputs, loop
 from shardwise.train.engine import Engine

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from shardwise.data.batch import IGNORE, Batch
+from shardwise.data.steps.batch import IGNORE, Batch
 
 
 def sum_cross_entropy(logits_BKV: torch.Tensor, targets_BK: torch.Tensor,

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.config.resolve import Resolved, StepPlan, plan_steps
-from shardwise.data.examples import Examples
-from shardwise.data.feed import Feed, StoredFeed, StreamFeed
-from shardwise.data.load import load_data, load_held_out
-from shardwise.data.stream import Cursor, Stream
+from shardwise.data.steps.feed import Feed, StoredFeed, StreamFeed
+from shardwise.data.steps.stream import Cursor, Stream
+from shardwise.data.steps.windows import epoch_examples
+from shardwise.data.store.examples import Examples
+from shardwise.data.store.load import load_data, load_held_out
 from shardwise.data.tokenizer import load_tokenizer
-from shardwise.data.windows import epoch_examples
 from shardwise.errors import DataError
 
 

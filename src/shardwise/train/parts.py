@@ -11,10 +11,10 @@ import torch
 
 from shardwise.checkpoint.store import Shards
 from shardwise.config.resolve import Resolved, StepPlan
-from shardwise.data.batch import Batch, make_batch
-from shardwise.data.examples import Examples
-from shardwise.data.feed import Feed, Rows
-from shardwise.data.windows import computed_tokens, split
+from shardwise.data.steps.batch import Batch, make_batch
+from shardwise.data.steps.feed import Feed, Rows
+from shardwise.data.steps.windows import computed_tokens, split
+from shardwise.data.store.examples import Examples
 from shardwise.dist import Ranks
 from shardwise.train.engine import Engine
 from shardwise.train.inputs import Inputs

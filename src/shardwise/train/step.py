@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shardwise.data.batch import Batch
+from shardwise.data.steps.batch import Batch
 from shardwise.dist import sum_over_ranks
 from shardwise.errors import TrainingError
 from shardwise.model.loss import losses

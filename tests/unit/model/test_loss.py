@@ -12,8 +12,8 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from dist.given import TINY, save_model
 from dist.rows import examples_of
-from shardwise.data.batch import IGNORE, make_batch
-from shardwise.data.windows import MicroBatch, split
+from shardwise.data.steps.batch import IGNORE, make_batch
+from shardwise.data.steps.windows import MicroBatch, split
 from shardwise.model.loss import losses, router_settings, sum_cross_entropy, sum_router_loss
 
 EXPERTS, TOP_K, LAYERS = 4, 2, 2

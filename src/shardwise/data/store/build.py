@@ -1,0 +1,154 @@
+"""Tokenise a source once: in parallel, outside any collective, going on where a killed start left off."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from shardwise.config.schema import SourceConfig
+from shardwise.data.faults import RowFault
+from shardwise.data.read import formats
+from shardwise.data.read.files import DataFile
+from shardwise.data.read.readers import Unit, plan, read
+from shardwise.data.store import worker
+from shardwise.errors import DataError
+
+BYTES_PER_WORKER = 4 << 20
+"""Less than this is tokenised before a second process has started."""
+ROWS_LOOKED_AT = 1000
+"""First rows of a source that may show its format."""
+COLUMNS = ("length", "supervised", "target_weight", "line", "flags", "hash")
+
+
+def build(folder: Path, files: Sequence[DataFile], job: worker.Job, workers: int | str) -> None:
+    """Make the cache folder of a source. Raises DataError when it holds no row or a worker dies."""
+    part = job.folder
+    part.mkdir(parents=True, exist_ok=True)
+    units = [unit for file in files for unit in plan(file)]
+    _run(units, job, workers)
+    _assemble(part, units, job)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(part / "done", folder)
+    shutil.rmtree(part, ignore_errors=True)
+
+
+def format_of(files: Sequence[DataFile], source: SourceConfig, task: str) -> str | None:
+    """The format of the first row that has one."""
+    rows = (row for file in files for unit in plan(file)[:1] for row in read(unit))
+    for row in islice(rows, ROWS_LOOKED_AT):
+        try:
+            if not isinstance(row.value, RowFault):
+                return formats.detect(row.value, source, task)
+        except RowFault:
+            continue
+    return None
+
+
+def _run(units: list[Unit], job: worker.Job, workers: int | str) -> None:
+    todo = [n for n in range(len(units)) if not (job.folder / f"{n}.npz").is_file()]
+    sizes = _sizes(units)
+    size = sum(sizes[n] for n in todo)
+    count = min(len(todo), len(os.sched_getaffinity(0)) if workers == "auto" else int(workers))
+    if workers == "auto" and size < 2 * BYTES_PER_WORKER:
+        count = min(count, 1)
+    with tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="tokenising", delay=2,
+              dynamic_ncols=True, file=sys.stderr) as bar:
+        if job.source.limit is not None:
+            done = _until(job.source.limit, units, job)
+        else:
+            done = _here(todo, units, job) if count <= 1 else _spread(todo, units, job, count)
+        for number in done:
+            bar.update(sizes[number])
+
+
+def _sizes(units: list[Unit]) -> list[int]:
+    """Bytes of each; those of a parquet file, which counts rows, share its size."""
+    rows: Counter[str] = Counter()
+    for unit in units:
+        rows[unit.file.shown] += unit.stop - unit.start
+    return [unit.file.path.stat().st_size * (unit.stop - unit.start) // max(1, rows[unit.file.shown])
+            for unit in units]
+
+
+def _until(limit: int, units: list[Unit], job: worker.Job) -> Iterator[int]:
+    """One after the other, to stop at the limit."""
+    encoder, rows = job.encoder(), 0
+    for number, unit in enumerate(units):
+        if rows >= limit:
+            return
+        index = job.folder / f"{number}.npz"
+        rows += _facts(index)["rows"] if index.is_file() else worker.run(number, unit, job, encoder, limit - rows)
+        yield number
+
+
+def _here(todo: list[int], units: list[Unit], job: worker.Job) -> Iterator[int]:
+    encoder = job.encoder()
+    for number in todo:
+        worker.run(number, units[number], job, encoder)
+        yield number
+
+
+def _spread(todo: list[int], units: list[Unit], job: worker.Job, count: int) -> Iterator[int]:
+    # Spawned, not forked: a fork of a process with threads (torch, tokenizers) may hang.
+    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=worker.start, initargs=(job,))
+    try:
+        futures: dict[Future[int], int] = {pool.submit(worker.work, n, units[n]): n for n in todo}
+        for future in as_completed(futures):
+            future.result()
+            yield futures[future]
+    except BrokenProcessPool:
+        raise DataError("a tokenising process died (out of memory, or killed); what is done is kept, start again to "
+                        "go on, with fewer at once if memory is short (data.workers=1)") from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _facts(index: Path) -> dict[str, Any]:
+    with np.load(index) as columns:
+        facts: dict[str, Any] = json.loads(columns["facts"].tobytes())
+    return facts
+
+
+def _assemble(part: Path, units: list[Unit], job: worker.Job) -> None:
+    """Join the units' files, in order, into the folder that is published."""
+    done = part / "done"
+    shutil.rmtree(done, ignore_errors=True)
+    done.mkdir()
+    made = [n for n in range(len(units)) if (part / f"{n}.npz").is_file()]
+    facts = [_facts(part / f"{n}.npz") for n in made]
+    plain = all(fact["plain"] for fact in facts)
+    shown = list(dict.fromkeys(unit.file.shown for unit in units))
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in (*COLUMNS, "file_number")}
+    counts: Counter[str] = Counter()
+    faults: list[dict[str, Any]] = []
+    with open(done / "ids", "wb") as ids, open(done / "weights", "wb") as weights:
+        for number, fact in zip(made, facts, strict=True):
+            file = units[number].file.shown
+            with open(part / f"{number}.ids", "rb") as unit_ids:
+                shutil.copyfileobj(unit_ids, ids)
+            kept = np.fromfile(part / f"{number}.weights", np.uint8 if fact["plain"] else np.float32)
+            kept.astype(np.uint8 if plain else np.float32, copy=False).tofile(weights)
+            with np.load(part / f"{number}.npz") as index:
+                for name in COLUMNS:
+                    columns[name].append(index[name])
+                columns["file_number"].append(np.full(len(index["line"]), shown.index(file), np.int32))
+            counts.update(fact["faults_in_all"])
+            faults += [{"kind": kind, "place": f"{file}:{line}", "text": text} for kind, line, text in fact["faults"]]
+    np.savez(done / "index.npz", **{name: np.concatenate(parts or [np.zeros(0)])  # type: ignore[arg-type]
+                                    for name, parts in columns.items()})
+    (done / "facts.json").write_text(json.dumps({
+        "rows": sum(fact["rows"] for fact in facts), "plain": plain, "files": shown, "faults": faults,
+        "counts": counts}))

@@ -1,0 +1,120 @@
+"""A source as it lies in the cache: opened without reading it, under a key of everything that matters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from shardwise import __version__
+from shardwise.config.cache import cache_root
+from shardwise.config.schema import DataConfig, SourceConfig
+from shardwise.data.read.files import DataFile, digest, files_of
+from shardwise.data.store.build import build, format_of
+from shardwise.data.store.worker import Job
+from shardwise.errors import DataError
+
+FORMAT = 2
+"""Raise when the meaning of cached examples changes."""
+
+
+@dataclass(frozen=True)
+class CachedSource:
+    """Flat arrays of all examples of a source (of all documents, for pretraining)."""
+
+    content: str
+    """Fingerprint of the rows and of all that shapes their ids and weights; not of where the files lie."""
+    ids: np.ndarray
+    """int32 [tokens], memory-mapped."""
+    weights: np.ndarray
+    """uint8 or float32 [tokens], memory-mapped."""
+    starts: np.ndarray
+    """int64 [n + 1]: where each example begins in the two above."""
+    index: dict[str, np.ndarray]
+    """[n] each: length, supervised, target_weight, line, file_number, flags (bits of rows.FLAGS), hash."""
+    facts: dict[str, Any]
+    """rows, files, faults (kind, place, text; the first of each kind), counts (all faults by kind)."""
+
+    def place(self, example: int) -> str:
+        """FILE:LINE."""
+        return f"{self.facts['files'][self.index['file_number'][example]]}:{self.index['line'][example]}"
+
+
+def open_source(source: SourceConfig, data: DataConfig, tokenizer: Any) -> CachedSource:
+    """Open a source, tokenising it first if no cache fits.
+
+    Every rank may call it at once: one does the work under a file lock, outside any collective, the others
+    wait and then read. Raises DataError for what makes the source as a whole unusable.
+    """
+    files = files_of(source)
+    template = chat_template(data, tokenizer)
+    content = _content(files, source, data, tokenizer, template)
+    # Row addresses are kept too, so the same rows under another name are another folder.
+    key = _digest([content, *(file.shown for file in files)])
+    folder = cache_root() / "tokenised" / key
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not (folder / "facts.json").is_file():
+        with FileLock(f"{folder}.lock"):
+            if not (folder / "facts.json").is_file():
+                job = Job(source=source, task=data.task, format=format_of(files, source, data.task),
+                          tokenizer=tokenizer, template=template, supervise=data.supervise,
+                          max_length=data.max_length, on_too_long=data.on_too_long,
+                          folder=folder.with_name(f"{key}.part"))
+                build(folder, files, job, data.workers)
+    return _opened(folder, content)
+
+
+def _opened(folder: Path, content: str) -> CachedSource:
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    if facts["rows"] == 0:
+        raise DataError(f"{', '.join(facts['files'][:3]) or 'the source'}: 0 rows; there is nothing in it")
+    with np.load(folder / "index.npz") as arrays:
+        index = dict(arrays)
+    starts = np.zeros(len(index["length"]) + 1, np.int64)
+    np.cumsum(index["length"], out=starts[1:])
+    return CachedSource(content=content, ids=_mapped(folder / "ids", np.int32), starts=starts, index=index, facts=facts,
+                        weights=_mapped(folder / "weights", np.uint8 if facts["plain"] else np.float32))
+
+
+def _mapped(path: Path, dtype: Any) -> np.ndarray:
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+
+
+def chat_template(data: DataConfig, tokenizer: Any) -> str | None:
+    """The text of `data.chat_template`; None for the tokenizer's own. Raises DataError when there is neither."""
+    if data.task == "pretrain":
+        return None
+    if data.chat_template is not None:
+        try:
+            return Path(data.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"data.chat_template={data.chat_template}: {error}") from None
+    if not tokenizer.chat_template:
+        raise DataError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template; "
+                        "give one with data.chat_template=FILE.jinja")
+    return None
+
+
+def _content(files: Sequence[DataFile], source: SourceConfig, data: DataConfig, tokenizer: Any,
+             template: str | None) -> str:
+    own = template if template is not None else (tokenizer.chat_template if data.task == "sft" else "")
+    # Documents are kept whole and cut into blocks when opened, so their length does not enter.
+    options = () if data.task == "pretrain" else (data.supervise, data.max_length, data.on_too_long)
+    return _digest([
+        f"{__version__} {FORMAT}", repr((data.task, *options)), repr(own), tokenizer.backend_tokenizer.to_str(),
+        repr(sorted(tokenizer.special_tokens_map.items())),
+        repr((source.format, source.columns, source.roles, source.limit)),
+        *(f"{file.kind} {digest(file)}" for file in files)])
+
+
+def _digest(parts: Sequence[str]) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part.encode()).digest())
+    return whole.hexdigest()[:32]
