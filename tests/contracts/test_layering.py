@@ -98,3 +98,17 @@ def test_every_fault_has_a_policy():
     assert policies == set(KINDS) - {"too_long"}  # data.on_too_long says what happens to those
     soft = {kind for kind in policies if "report" in str(LEAVES[f"data.on_fault.{kind}"])}
     assert soft == {kind for kind in policies if KINDS[kind].usable}
+
+
+def test_data_is_read_masked_stored_dealt_out_and_looked_at_in_this_order():
+    allowed = {"read": set(), "mask": set(), "store": {"read", "mask"}, "steps": {"read", "store"},
+               "look": {"read", "store"}}
+    faults = []
+    for path in sorted((SOURCE / "data").rglob("*.py")):
+        own = path.relative_to(SOURCE / "data").parts[0].removesuffix(".py")
+        for line, module in imports(path):
+            parts = module.split(".")
+            other = parts[2] if parts[:2] == ["shardwise", "data"] and len(parts) > 2 else ""
+            if other in allowed and other != own and other not in allowed.get(own, set()):
+                faults.append(f"{path.relative_to(SOURCE.parent)}:{line} {own} -> {other}")
+    assert not faults, "\n".join(faults)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,14 +10,13 @@ import numpy as np
 
 from shardwise.data.faults import RowFault
 from shardwise.data.mask.chat import Rendered, Turn, find_turns, render_chat, wanted_turns
+from shardwise.data.mask.disguise import Disguise, disguise
 from shardwise.data.mask.exchanges import split
 from shardwise.data.mask.readings import compare
 from shardwise.data.mask.template import Spans, Template
 from shardwise.data.mask.tokens import TextTokenizer, Tokens
 from shardwise.data.rows import Chat, Encoded
 
-STAND_INS = 0xF600
-"""First of the private use characters that stand for control tokens in a text while it is rendered."""
 Supervise = str | tuple[str, ...]
 UNLIMITED = 1 << 62
 
@@ -29,7 +27,7 @@ class Draft(NamedTuple):
     chat: Chat
     wanted: list[int]
     rendered: Rendered
-    disguised: bool
+    disguise: Disguise | None
     part: bool = False
     """One of several parts of a conversation that was too long."""
 
@@ -58,11 +56,17 @@ class ChatEncoder:
     def _draft(self, chat: Chat) -> Draft | RowFault:
         try:
             wanted = wanted_turns(chat, self.supervise)
-            disguised = self._disguised(chat)
-            return Draft(disguised or chat, wanted, render_chat(disguised or chat, self.template),
-                         disguised is not None)
+            hiding = disguise(chat, self.template)
+            hidden = hiding.hide(chat, self.template) if hiding else chat
+            return Draft(hidden, wanted, self._rendered(hidden, hiding), hiding)
         except RowFault as fault:
             return fault
+
+    def _rendered(self, chat: Chat, hiding: Disguise | None) -> Rendered:
+        rendered = render_chat(chat, self.template)
+        if hiding:
+            hiding.check(chat, rendered.text, self.template)
+        return rendered
 
     def _finished(self, draft: Draft, tokens: Tokens) -> list[Encoded] | RowFault:
         limit = self.max_length
@@ -84,27 +88,10 @@ class ChatEncoder:
             wanted = [i for i, weight in enumerate(chat.weights) if weight > 0]
             if not wanted:
                 raise RowFault("no_supervised", "no turn of this part carries loss")
-            draft = Draft(chat, wanted, render_chat(chat, self.template), whole.disguised, part=True)
+            draft = Draft(chat, wanted, self._rendered(chat, whole.disguise), whole.disguise, part=True)
         except RowFault as fault:
             return fault
         return self._finished(draft, self.tokens.encode([draft.rendered.text])[0])
-
-    def _disguised(self, chat: Chat) -> Chat | None:
-        """The chat with stand-ins of equal length for text equal to control tokens; None where there is none."""
-        found = self.template.control_pattern.search
-        if not any(found(text) for part in (chat.messages, chat.tools) for text in _texts(part)):
-            return None
-        return replace(chat, messages=self._swapped(chat.messages), tools=self._swapped(chat.tools))
-
-    def _swapped(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.template.control_pattern.sub(lambda m: self._stand_in(m.group()), value)
-        if isinstance(value, dict):
-            return {self._swapped(key): self._swapped(item) for key, item in value.items()}
-        return [self._swapped(item) for item in value] if isinstance(value, list) else value
-
-    def _stand_in(self, token: str) -> str:
-        return chr(STAND_INS + self.template.control.index(token)) * len(token)
 
     def _encoded(self, draft: Draft, tokens: Tokens) -> Encoded:
         chat, text = draft.chat, draft.rendered.text
@@ -112,8 +99,8 @@ class ChatEncoder:
         compare(draft.rendered, turns, self.template, [message["role"] for message in chat.messages])
         notes = list(chat.notes)
         ordinary: Spans = []
-        if draft.disguised:
-            text, ordinary = self._real(text)
+        if draft.disguise:
+            text, ordinary = draft.disguise.real(text), draft.disguise.places(text)
             notes.append("marker_text")
         tokens = self.tokens.cut(tokens, draft.rendered.text, [turn.start for turn in turns],
                                  ordinary=ordinary, real=text)
@@ -127,21 +114,6 @@ class ChatEncoder:
                 notes.append("terminator_untrained")
         weights[:1] = 0  # nothing precedes the first token to predict it from
         return Encoded(np.asarray(tokens.ids, np.int32), weights, tuple(notes))
-
-    def _real(self, text: str) -> tuple[str, Spans]:
-        """The text with the user's own words back in place, and where they stand."""
-        control, places = self.template.control, []
-        parts, at = list(text), 0
-        while at < len(text):
-            kind = ord(text[at]) - STAND_INS
-            if 0 <= kind < len(control):
-                token = control[kind]
-                parts[at:at + len(token)] = token
-                places.append((at, at + len(token)))
-                at += len(token)
-            else:
-                at += 1
-        return "".join(parts), places
 
     def _within(self, turn: Turn, tokens: Tokens, text: str) -> tuple[int, int]:
         first, stop = self.tokens.span(tokens, turn.start, turn.end)
@@ -160,18 +132,6 @@ def _truncated(example: Encoded, limit: int) -> Encoded:
         raise RowFault("too_long", f"its first trained answer begins beyond data.max_length={limit:,}, so cutting it "
                                    "there leaves nothing to learn")
     return Encoded(example.ids[:limit], weights, (*example.notes, "truncated"))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
 
 
 class TextEncoder:

@@ -75,7 +75,7 @@ class Template:
 
     def has_tags(self, tools: Any = None) -> bool:
         """Whether the template marks with {% generation %} what the model writes."""
-        return re.search(r"\{%-?\s*generation\s*-?%\}", self._source(tools)) is not None
+        return re.search(r"\{%-?\s*generation\s*-?%\}", self.source_of(tools)) is not None
 
     def render(self, messages: Sequence[Message], tools: Any, *, generation: bool = False) -> str:
         """The conversation as text. Raises RowFault where the template refuses it."""
@@ -85,7 +85,8 @@ class Template:
         """The text, and the character spans inside generation tags."""
         return self._render(messages, tools, False, True)
 
-    def _source(self, tools: Any) -> str:
+    def source_of(self, tools: Any) -> str:
+        """The template itself (some tokenizers have another one for conversations with tools)."""
         source: str = self.tokenizer.get_chat_template(self.source, tools)
         return source
 
@@ -94,7 +95,7 @@ class Template:
 
         try:
             texts, spans = render_jinja_template(
-                conversations=[list(messages)], tools=tools, chat_template=self._source(tools),
+                conversations=[list(messages)], tools=tools, chat_template=self.source_of(tools),
                 add_generation_prompt=generation, return_assistant_tokens_mask=tagged,
                 **self.tokenizer.special_tokens_map)
         except Exception as error:  # a template may raise anything: jinja's errors, its own messages

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 LONGEST_KEPT = 256
 """Characters of a stretch whose ids are kept: most are short and the same in every chat."""
 Offsets = list[tuple[int, int]]
 ANCHOR = "\uf5a2"
-"""Stands before a piece, so that it is not taken for the start of a text, and is removed again."""
+"""Stands before a piece, so that it is not taken for the start of a text, and is removed again. Where the piece has
+this character itself, as many of them as stand nowhere in it."""
 
 
 class Tokens(NamedTuple):
@@ -26,15 +28,13 @@ class TextTokenizer:
     """The tokenizer's fast backend, without padding, truncation or anything added."""
 
     def __init__(self, tokenizer: Any, control: Sequence[str]) -> None:
-        from tokenizers import AddedToken
-
         self.whole = tokenizer.backend_tokenizer
         self.whole.no_padding()
         self.whole.no_truncation()
-        self._anchor = AddedToken(ANCHOR, special=True, normalized=False)
         self.control = list(control)
         ids = (self.whole.token_to_id(token) for token in control)
         self.control_ids = frozenset(i for i in ids if i is not None)
+        self._backend = lru_cache(maxsize=4)(self._make_backend)
         self._kept_ids_of = lru_cache(maxsize=8192)(self._encode_alone)
 
     def _encode_alone(self, text: str) -> tuple[int, ...]:
@@ -63,8 +63,9 @@ class TextTokenizer:
         offsets: Offsets = []
         for first, stop in self._stretches(tokens):
             low, high = tokens.offsets[first][0], tokens.offsets[stop - 1][1]
-            cuts = [start for start in again if low < start < high]
             plain = any(a < high and b > low for a, b in ordinary)
+            # What `again` says of a stretch with `ordinary` text was found without reading that text.
+            cuts = [start for start in (starts if plain else again) if low < start < high]
             if tokens.ids[first] in self.control_ids or not (cuts or plain):
                 ids += tokens.ids[first:stop]
                 offsets += tokens.offsets[first:stop]
@@ -89,28 +90,23 @@ class TextTokenizer:
             yield first, len(tokens.ids)
 
     def _piece(self, text: str, plain: bool) -> Tokens:
-        encoder = self._plain if plain else self._anchored
-        encoded = encoder.encode(ANCHOR + text, add_special_tokens=False)
-        return Tokens(encoded.ids[1:], [(a - 1, b - 1) for a, b in encoded.offsets[1:]])
+        longest = max(map(len, re.findall(f"{ANCHOR}+", text)), default=0)
+        anchor = ANCHOR * (1 << longest.bit_length())  # powers of two, so that few are ever made
+        encoded = self._backend(anchor, plain).encode(anchor + text, add_special_tokens=False)
+        before = len(anchor)
+        return Tokens(encoded.ids[1:], [(a - before, b - before) for a, b in encoded.offsets[1:]])
 
-    @cached_property
-    def _anchored(self) -> Any:
-        return self._backend(self.whole.to_str())
+    def _make_backend(self, anchor: str, plain: bool) -> Any:
+        """One that knows the anchor; if `plain`, no control token, so that none can be found in a text."""
+        from tokenizers import AddedToken, Tokenizer
 
-    @cached_property
-    def _plain(self) -> Any:
-        """Knows no control token, so that none can be found in a text."""
         parts = json.loads(self.whole.to_str())
-        parts["added_tokens"] = [t for t in parts["added_tokens"] if t["content"] not in self.control]
-        return self._backend(json.dumps(parts))
-
-    def _backend(self, source: str) -> Any:
-        from tokenizers import Tokenizer
-
-        backend = Tokenizer.from_str(source)
+        if plain:
+            parts["added_tokens"] = [t for t in parts["added_tokens"] if t["content"] not in self.control]
+        backend = Tokenizer.from_str(json.dumps(parts))
         backend.no_padding()
         backend.no_truncation()
-        backend.add_special_tokens([self._anchor])
+        backend.add_special_tokens([AddedToken(anchor, special=True, normalized=False)])
         return backend
 
     def _clean(self, text: str, tokens: Tokens, start: int) -> bool:
@@ -126,7 +122,6 @@ class TextTokenizer:
         if control < 0:
             return start == 0
         return self._ids_of(text[offsets[control][0]:start]) == tuple(ids[control:first])
-
 
     def span(self, tokens: Tokens, start: int, end: int) -> tuple[int, int]:
         """[first, stop) of the tokens that lie within the characters [start, end), or begin there."""

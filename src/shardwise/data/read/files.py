@@ -6,7 +6,7 @@ import difflib
 import glob
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -56,14 +56,20 @@ def files_of(source: SourceConfig) -> list[DataFile]:
     raise DataError(f"{name}: no such file or folder (from {Path.cwd()}){_near(path)}")
 
 
-def digest(file: DataFile) -> str:
-    """SHA-256 over the SHA-256 of each 8 MiB of the content: two cores share a large file, memory stays flat."""
+def digest(file: DataFile, advance: Callable[[int], object] = lambda size: None) -> str:
+    """SHA-256 over the SHA-256 of each 8 MiB of the content: two cores share a large file, memory stays flat.
+
+    `advance` is told how many bytes are done.
+    """
     descriptor = os.open(file.path, os.O_RDONLY)
     try:
         starts = range(0, max(os.fstat(descriptor).st_size, 1), _CHUNK)
         with ThreadPoolExecutor(2) as pool:
-            parts = pool.map(lambda start: _chunk_digest(descriptor, start), starts)
-            return hashlib.sha256(b"".join(parts)).hexdigest()
+            whole = hashlib.sha256()
+            for part in pool.map(lambda start: _chunk_digest(descriptor, start), starts):
+                whole.update(part)
+                advance(_CHUNK)
+            return whole.hexdigest()
     finally:
         os.close(descriptor)
 

@@ -41,20 +41,26 @@ def plan(file: DataFile, *, bytes_per_unit: int = 4 << 20) -> list[Unit]:
 
     Raises DataError for a parquet file that cannot be opened.
     """
+    return list(units(file, bytes_per_unit=bytes_per_unit))
+
+
+def units(file: DataFile, *, bytes_per_unit: int = 4 << 20) -> Iterator[Unit]:
+    """The same one by one, reading no further than is needed for each."""
     if file.kind == "parquet":
         from shardwise.data.read import parquet  # pyarrow takes a while to load
 
-        return [Unit(file, start, stop, start + 1)
-                for start, stop in parquet.ranges(file.path, file.shown, bytes_per_unit)]
-    if file.kind == "jsonl" and not file.gz:
-        return list(_line_units(file, bytes_per_unit))
-    if file.kind == "json" and not file.gz:
-        pieces = list(arrays.pieces(file.path, bytes_per_unit))
-        if pieces and pieces[0][0] == "lines":
-            return list(_line_units(file._replace(kind="jsonl"), bytes_per_unit))
-        return [Unit(file, start, stop, line) for _, start, stop, line in pieces]
-    size = file.path.stat().st_size
-    return [Unit(file, 0, size, 1)] if size else []
+        for start, stop in parquet.ranges(file.path, file.shown, bytes_per_unit):
+            yield Unit(file, start, stop, start + 1)
+    elif file.kind == "jsonl" and not file.gz:
+        yield from _line_units(file, bytes_per_unit)
+    elif file.kind == "json" and not file.gz:
+        for kind, start, stop, line in arrays.pieces(file.path, bytes_per_unit):
+            if kind == "lines":  # it is JSON lines in truth
+                yield from _line_units(file._replace(kind="jsonl"), bytes_per_unit)
+                return
+            yield Unit(file, start, stop, line)
+    elif size := file.path.stat().st_size:
+        yield Unit(file, 0, size, 1)
 
 
 def read(unit: Unit) -> Iterator[Read]:

@@ -22,7 +22,7 @@ from shardwise.config.schema import SourceConfig
 from shardwise.data.faults import RowFault
 from shardwise.data.read import formats
 from shardwise.data.read.files import DataFile
-from shardwise.data.read.readers import Unit, plan, read
+from shardwise.data.read.readers import Unit, read, units
 from shardwise.data.store import worker
 from shardwise.errors import DataError
 
@@ -37,17 +37,33 @@ def build(folder: Path, files: Sequence[DataFile], job: worker.Job, workers: int
     """Make the cache folder of a source. Raises DataError when it holds no row or a worker dies."""
     part = job.folder
     part.mkdir(parents=True, exist_ok=True)
-    units = [unit for file in files for unit in plan(file)]
-    _run(units, job, workers)
-    _assemble(part, units, job)
+    planned = _planned(files)
+    _run(planned, job, workers)
+    _assemble(part, planned, job)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(part / "done", folder)
     shutil.rmtree(part, ignore_errors=True)
 
 
+def _planned(files: Sequence[DataFile]) -> list[Unit]:
+    planned = []
+    with progress("looking for rows", sum(file.path.stat().st_size for file in files)) as bar:
+        for file in files:
+            for unit in units(file):
+                planned.append(unit)
+                bar.update(unit.stop - unit.start)
+    return planned
+
+
+def progress(what: str, size: int) -> Any:
+    """A bar on stderr for what takes more than two seconds; `size` in bytes."""
+    return tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc=what, delay=2, dynamic_ncols=True,
+                file=sys.stderr)
+
+
 def format_of(files: Sequence[DataFile], source: SourceConfig, task: str) -> str | None:
     """The format of the first row that has one."""
-    rows = (row for file in files for unit in plan(file)[:1] for row in read(unit))
+    rows = (row for file in files for unit in islice(units(file), 1) for row in read(unit))
     for row in islice(rows, ROWS_LOOKED_AT):
         try:
             if not isinstance(row.value, RowFault):
@@ -57,36 +73,35 @@ def format_of(files: Sequence[DataFile], source: SourceConfig, task: str) -> str
     return None
 
 
-def _run(units: list[Unit], job: worker.Job, workers: int | str) -> None:
-    todo = [n for n in range(len(units)) if not (job.folder / f"{n}.npz").is_file()]
-    sizes = _sizes(units)
+def _run(planned: list[Unit], job: worker.Job, workers: int | str) -> None:
+    todo = [n for n in range(len(planned)) if not (job.folder / f"{n}.npz").is_file()]
+    sizes = _sizes(planned)
     size = sum(sizes[n] for n in todo)
     count = min(len(todo), len(os.sched_getaffinity(0)) if workers == "auto" else int(workers))
     if workers == "auto" and size < 2 * BYTES_PER_WORKER:
         count = min(count, 1)
-    with tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="tokenising", delay=2,
-              dynamic_ncols=True, file=sys.stderr) as bar:
+    with progress("tokenising", size) as bar:
         if job.source.limit is not None:
-            done = _until(job.source.limit, units, job)
+            done = _until(job.source.limit, planned, job)
         else:
-            done = _here(todo, units, job) if count <= 1 else _spread(todo, units, job, count)
+            done = _here(todo, planned, job) if count <= 1 else _spread(todo, planned, job, count)
         for number in done:
             bar.update(sizes[number])
 
 
-def _sizes(units: list[Unit]) -> list[int]:
+def _sizes(planned: list[Unit]) -> list[int]:
     """Bytes of each; those of a parquet file, which counts rows, share its size."""
     rows: Counter[str] = Counter()
-    for unit in units:
+    for unit in planned:
         rows[unit.file.shown] += unit.stop - unit.start
     return [unit.file.path.stat().st_size * (unit.stop - unit.start) // max(1, rows[unit.file.shown])
-            for unit in units]
+            for unit in planned]
 
 
-def _until(limit: int, units: list[Unit], job: worker.Job) -> Iterator[int]:
+def _until(limit: int, planned: list[Unit], job: worker.Job) -> Iterator[int]:
     """One after the other, to stop at the limit."""
     encoder, rows = job.encoder(), 0
-    for number, unit in enumerate(units):
+    for number, unit in enumerate(planned):
         if rows >= limit:
             return
         index = job.folder / f"{number}.npz"
@@ -94,18 +109,18 @@ def _until(limit: int, units: list[Unit], job: worker.Job) -> Iterator[int]:
         yield number
 
 
-def _here(todo: list[int], units: list[Unit], job: worker.Job) -> Iterator[int]:
+def _here(todo: list[int], planned: list[Unit], job: worker.Job) -> Iterator[int]:
     encoder = job.encoder()
     for number in todo:
-        worker.run(number, units[number], job, encoder)
+        worker.run(number, planned[number], job, encoder)
         yield number
 
 
-def _spread(todo: list[int], units: list[Unit], job: worker.Job, count: int) -> Iterator[int]:
+def _spread(todo: list[int], planned: list[Unit], job: worker.Job, count: int) -> Iterator[int]:
     # Spawned, not forked: a fork of a process with threads (torch, tokenizers) may hang.
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=worker.start, initargs=(job,))
     try:
-        futures: dict[Future[int], int] = {pool.submit(worker.work, n, units[n]): n for n in todo}
+        futures: dict[Future[int], int] = {pool.submit(worker.work, n, planned[n]): n for n in todo}
         for future in as_completed(futures):
             future.result()
             yield futures[future]
@@ -122,21 +137,21 @@ def _facts(index: Path) -> dict[str, Any]:
     return facts
 
 
-def _assemble(part: Path, units: list[Unit], job: worker.Job) -> None:
+def _assemble(part: Path, planned: list[Unit], job: worker.Job) -> None:
     """Join the units' files, in order, into the folder that is published."""
     done = part / "done"
     shutil.rmtree(done, ignore_errors=True)
     done.mkdir()
-    made = [n for n in range(len(units)) if (part / f"{n}.npz").is_file()]
+    made = [n for n in range(len(planned)) if (part / f"{n}.npz").is_file()]
     facts = [_facts(part / f"{n}.npz") for n in made]
     plain = all(fact["plain"] for fact in facts)
-    shown = list(dict.fromkeys(unit.file.shown for unit in units))
+    shown = list(dict.fromkeys(unit.file.shown for unit in planned))
     columns: dict[str, list[np.ndarray]] = {name: [] for name in (*COLUMNS, "file_number")}
     counts: Counter[str] = Counter()
     faults: list[dict[str, Any]] = []
     with open(done / "ids", "wb") as ids, open(done / "weights", "wb") as weights:
         for number, fact in zip(made, facts, strict=True):
-            file = units[number].file.shown
+            file = planned[number].file.shown
             with open(part / f"{number}.ids", "rb") as unit_ids:
                 shutil.copyfileobj(unit_ids, ids)
             kept = np.fromfile(part / f"{number}.weights", np.uint8 if fact["plain"] else np.float32)

@@ -16,7 +16,7 @@ from shardwise import __version__
 from shardwise.config.cache import cache_root
 from shardwise.config.schema import DataConfig, SourceConfig
 from shardwise.data.read.files import DataFile, digest, files_of
-from shardwise.data.store.build import build, format_of
+from shardwise.data.store.build import build, format_of, progress
 from shardwise.data.store.worker import Job
 from shardwise.errors import DataError
 
@@ -106,11 +106,13 @@ def _content(files: Sequence[DataFile], source: SourceConfig, data: DataConfig, 
     own = template if template is not None else (tokenizer.chat_template if data.task == "sft" else "")
     # Documents are kept whole and cut into blocks when opened, so their length does not enter.
     options = () if data.task == "pretrain" else (data.supervise, data.max_length, data.on_too_long)
+    with progress("reading", sum(file.path.stat().st_size for file in files)) as bar:
+        rows = [f"{file.kind} {digest(file, bar.update)}" for file in files]
     return _digest([
         f"{__version__} {FORMAT}", repr((data.task, *options)), repr(own), tokenizer.backend_tokenizer.to_str(),
         repr(sorted(tokenizer.special_tokens_map.items())),
         repr((source.format, source.columns, source.roles, source.limit)),
-        *(f"{file.kind} {digest(file)}" for file in files)])
+        *rows])
 
 
 def _digest(parts: Sequence[str]) -> str:
