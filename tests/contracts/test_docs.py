@@ -15,6 +15,7 @@ from shardwise.config.reference import markdown
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+VALUED = ("--row", "--html")
 STARTS = ("./launch.sh", "shardwise", "accelerate launch", "torchrun")
 
 
@@ -40,7 +41,9 @@ def test_documented_command_resolves(page, command, monkeypatch):
     words = shlex.split(command)
     recipe = next(i for i, word in enumerate(words) if word.startswith("recipes/"))
     assert Path(words[recipe]).is_file(), f"{page}: {command}"
-    load(words[recipe], [word for word in words[recipe + 1:] if word not in ("--dry-run", "--json")])
+    settings = [word for i, word in enumerate(words) if i > recipe and word not in ("--dry-run", "--json", "--eval")
+                and word not in VALUED and words[i - 1] not in VALUED]
+    load(words[recipe], settings)
     for word in words[:recipe]:
         assert not word.startswith("accelerate_configs/") or Path(word).is_file(), f"{page}: {command}"
 
@@ -58,3 +61,12 @@ def test_tiny_commands_pass_a_dry_run(command, monkeypatch):
 def test_files_named_in_documents_exist(page):
     for name in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / name).exists(), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("command", [c for _, c in commands() if c.startswith("shardwise data")])
+def test_data_commands_work(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    words = [sys.executable, "-m", "shardwise", *shlex.split(command.replace("row.html", f"{tmp_path}/row.html"))[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "supervised" in done.stdout or (tmp_path / "row.html").is_file()
