@@ -62,6 +62,10 @@ def _data(config: Config) -> Iterator[tuple[str, str]]:
     if config.data.task == "pretrain" and config.data.supervise != "all":
         yield "data.supervise", "data.supervise has no meaning for data.task=pretrain; remove it"
     yield from _streaming(config)
+    for kind in ("duplicate", "eval_overlap"):
+        if config.data.task == "pretrain" and getattr(config.data.on_fault, kind) == "drop":
+            yield (f"data.on_fault.{kind}", f"data.on_fault.{kind}=drop: a pretraining text shares its blocks with "
+                   "others and cannot be left out afterwards; use error or report")
     if config.eval.every_steps is not None and not config.data.eval:
         yield "eval.every_steps", "eval.every_steps is set but data.eval is empty; add held-out data"
     if config.eval.generate_samples and (not config.data.eval or config.data.task == "pretrain"):

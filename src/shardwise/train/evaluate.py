@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from shardwise.dist import sum_over_ranks
 from shardwise.model.loss import losses
@@ -21,17 +22,18 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any] | None:
     examples = parts.held_out
     if examples is None:
         return None
-    work = parts.work(examples, list(range(len(examples))))
+    window = parts.window(examples, list(range(len(examples))))
     total = torch.zeros(1, dtype=torch.float64, device=parts.device)
     parts.engine.model.eval()
     with torch.no_grad():
-        for batch in work.batches:
+        for batch in tqdm(parts.batches(examples, window), total=len(window[parts.ranks.rank]), desc="evaluating",
+                          delay=2, leave=False, dynamic_ncols=True, disable=not parts.ranks.main):
             with parts.autocast():
                 total += losses(parts.engine.model, batch, None)[0]
     parts.engine.model.train()
-    loss = sum_over_ranks(total).item() / work.target_weight
+    loss = sum_over_ranks(total).item() / float(examples.target_weight.sum())
     return {"step": step, "eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0)),
-            "eval_tokens": work.supervised_tokens}
+            "eval_tokens": int(examples.supervised.sum(dtype=np.int64))}
 
 
 def samples(parts: Parts, step: int) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from shardwise.checkpoint.store import Shards
 from shardwise.config.resolve import Resolved, StepPlan
 from shardwise.data.steps.batch import Batch, make_batch
 from shardwise.data.steps.feed import Feed, Rows
-from shardwise.data.steps.windows import computed_tokens, split
+from shardwise.data.steps.windows import Window, computed_tokens, split
 from shardwise.data.store.examples import Examples
 from shardwise.dist import Ranks
 from shardwise.train.engine import Engine
@@ -86,13 +86,23 @@ class Parts:
         """Work of optimizer step `step` (from 0)."""
         return self.work(*self.feed.batch(step))
 
+    def window(self, examples: Rows, ids: list[int]) -> Window:
+        """How some examples are shared out among ranks and micro-batches."""
+        return split(ids, examples.lengths, world_size=self.ranks.world_size, packing=self.packing,
+                     max_tokens=self.resolved.max_tokens_per_micro_batch)
+
+    def batches(self, examples: Rows, window: Window) -> Iterator[Batch]:
+        """This rank's micro-batches, made one at a time."""
+        for micro in window[self.ranks.rank]:
+            yield make_batch(micro, examples, pad_id=self.pad_id,
+                             max_tokens=self.resolved.max_tokens_per_micro_batch).to(self.device)
+
     def work(self, examples: Rows, ids: list[int]) -> StepData:
         """This rank's share of some examples, with the global counts."""
-        limit = self.resolved.max_tokens_per_micro_batch
-        window = split(ids, examples.lengths, world_size=self.ranks.world_size, packing=self.packing, max_tokens=limit)
-        batches = [make_batch(micro, examples, pad_id=self.pad_id, max_tokens=limit).to(self.device)
-                   for micro in window[self.ranks.rank]]
-        return StepData(batches=batches, examples=len(ids), tokens=int(examples.lengths[ids].sum()),
-                        padded_tokens=computed_tokens(window, examples.lengths, max_tokens=limit),
+        window = self.window(examples, ids)
+        return StepData(batches=list(self.batches(examples, window)), examples=len(ids),
+                        tokens=int(examples.lengths[ids].sum()),
+                        padded_tokens=computed_tokens(window, examples.lengths,
+                                                      max_tokens=self.resolved.max_tokens_per_micro_batch),
                         supervised_tokens=int(examples.supervised[ids].sum()),
                         target_weight=float(examples.target_weight[ids].sum()))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from tqdm import tqdm
 
 from shardwise.config.cache import cache_root
 from shardwise.config.schema import SourceConfig
@@ -53,7 +54,9 @@ def _export(dataset: Any, path: Path) -> None:
     fresh = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         with pq.ParquetWriter(fresh, dataset.features.arrow_schema) as writer:
-            for table in dataset.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):  # never all rows at once
+            rows = dataset.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)  # never all rows at once
+            for table in tqdm(rows, total=-(-len(dataset) // _ROWS_AT_ONCE), unit="k rows", desc="copying", delay=2,
+                              dynamic_ncols=True):
                 writer.write_table(table.cast(dataset.features.arrow_schema))
         with fresh.open("rb") as file:
             os.fsync(file.fileno())
