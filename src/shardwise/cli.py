@@ -103,7 +103,8 @@ def train(words: list[str]) -> int:
 
     result = run(commands[where.node_rank], where, env)
     if result.message:
-        print(result.message, file=sys.stderr, flush=True)
+        # A rank that was killed leaves its progress bar without an end of line.
+        print("\n" * (result.exit_code == EXIT_FAILURE) + result.message, file=sys.stderr, flush=True)
     return result.exit_code
 
 
@@ -215,7 +216,8 @@ def _parse(name: str, about: str, words: list[str], flags: dict[str, str],
     return Words(namespace.recipe, rest[1:], namespace)
 
 
-def _apart(words: list[str], flags: Sequence[str], valued: Mapping[str, object]) -> tuple[list[str], list[str]]:
+def _apart(words: list[str], flags: Sequence[str],
+           valued: Mapping[str, tuple[str, str]]) -> tuple[list[str], list[str]]:
     """(flags with their values, everything else), each in order."""
     known, rest = [], []
     queue = list(words)
@@ -223,7 +225,9 @@ def _apart(words: list[str], flags: Sequence[str], valued: Mapping[str, object])
         word = queue.pop(0)
         if word in flags or word.partition("=")[0] in valued:
             known.append(word)
-            if word in valued and queue:
+            if word in valued:
+                if not queue or queue[0].startswith("--"):
+                    raise UserError(f"{word} needs a value: {word} {valued[word][0]}")
                 known.append(queue.pop(0))
         else:
             rest.append(word)

@@ -61,8 +61,7 @@ def _streamed(resolved: Resolved, tokenizer: Any) -> Inputs:
     held_out = load_held_out(config.data, tokenizer)
     if held_out is not None:
         _fits(held_out, resolved)
-    stream = Stream(config.data, tokenizer, seed=config.run.seed,
-                    held_out=frozenset() if held_out is None else frozenset(held_out.column("hash").tolist()))
+    stream = Stream(config.data, tokenizer, seed=config.run.seed, held_out=_marks(held_out, config.data.task))
     first = next(stream.examples(Cursor()))  # a source at fault is named before a model is loaded
     assert first is not None, "an epoch without an example raises"
     mark = hashlib.sha256(json.dumps(stream.content, sort_keys=True).encode()).hexdigest()[:32]
@@ -70,6 +69,14 @@ def _streamed(resolved: Resolved, tokenizer: Any) -> Inputs:
         tokenizer=tokenizer, held_out=held_out, counts=None, sample=first.encoded.ids.tolist(),
         identity={"data_fingerprint": mark}, plan=plan_steps(config, None),
         feed=lambda state: StreamFeed(stream, examples_per_step=config.batch.examples_per_step, state=state))
+
+
+def _marks(held_out: Examples | None, task: str) -> frozenset[int]:
+    """Of the held-out chats, or of all documents: blocks name only those that they begin in."""
+    if held_out is None:
+        return frozenset()
+    columns = [held_out.column("hash")] if task == "sft" else [source.index["hash"] for source in held_out.sources]
+    return frozenset(mark for column in columns for mark in column.tolist())
 
 
 def _fits(examples: Examples, resolved: Resolved) -> None:

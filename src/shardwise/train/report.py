@@ -68,9 +68,9 @@ def chart(title: str, curve: Points, held_out: Points = ()) -> str:
 
 
 def _table(facts: dict[str, Any], steps: list[dict[str, Any]], held_out: Points) -> str:
-    identity, git = facts["identity"], facts["git"]
+    identity, git, counts = facts["identity"], facts["git"], facts["data"]["train"]
     rows = {"strategy": f"{identity['strategy']}, offload {identity['offload']}, {identity['world_size']} ranks",
-            "data": f"{facts['data']['train']['examples']:,} examples, {facts['data']['train']['tokens']:,} tokens",
+            "data": "streamed" if counts is None else f"{counts['examples']:,} examples, {counts['tokens']:,} tokens",
             "steps": f"{len(steps):,}",
             "packing efficiency": f"{packing_efficiency(steps):.1%} of the computed tokens are real ones",
             "code": f"{git['sha'][:12]}{' (modified)' * git['dirty']}" if git else "unknown"}

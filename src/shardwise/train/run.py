@@ -42,6 +42,9 @@ def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
         if parts.metrics is not None:
             parts.metrics.tracker.finish()
     if parts.ranks.main:
+        if parts.feed.dropped():
+            log.info("left out of the stream: %s",
+                     ", ".join(f"{kind} {count:,}" for kind, count in parts.feed.dropped().items()))
         write_report(parts.folder)
         efficiency = packing_efficiency(read_metrics(parts.folder / "metrics.jsonl"))
         log.info("done: the model is in %s, its curves in %s; %.1f%% of the computed tokens were real ones", final,

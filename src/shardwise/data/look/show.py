@@ -32,7 +32,7 @@ class Shown:
 
 def find(which: str, sources: tuple[SourceConfig, ...], data: DataConfig, tokenizer: Any) -> Shown:
     """Row number `which` (from 1, over all sources), or the one at FILE:LINE. Raises UserError when there is none."""
-    if which.isdigit():
+    if which.isdecimal() and len(which) < 19:
         wanted, passed = int(which), 0
         for source in sources:
             rows = islice(_rows(source), source.limit)
@@ -42,7 +42,7 @@ def find(which: str, sources: tuple[SourceConfig, ...], data: DataConfig, tokeni
                     return _shown(place, row, source, data, tokenizer)
         raise UserError(f"--row {which}: the data has {passed:,} rows, numbered from 1")
     file, _, line = which.rpartition(":")
-    if not file or not line.isdigit():
+    if not file or not line.isdecimal() or len(line) >= 19:
         raise UserError(f"--row {which}: give a number, or FILE:LINE as `data check` prints it")
     for source in sources:
         for place, row in _rows(source, only=file):

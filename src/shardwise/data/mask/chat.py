@@ -117,7 +117,7 @@ def _by_prefix(text: str, turn: int, chat: Chat, template: Template) -> Turn:
     own, answer = text[start:end], _said(messages[turn]["content"])
     lost = [call["function"]["name"] for call in messages[turn].get("tool_calls") or ()
             if call["function"]["name"] not in own]
-    if answer not in own or lost:
+    if lost or not any(answer in part for part in template.control_pattern.split(own)):
         raise RowFault("text_lost", f"turn {turn}: the chat template does not print {(lost or [answer])[0][:40]!r} "
                                     f"between its generation prompt and the turn's end ({own[:60]!r})")
     return Turn(turn, start, end)
@@ -150,12 +150,16 @@ def _end(text: str, start: int, turn: int, message: Message, until: str | None, 
     said = _said(message["content"])
     if message.get("tool_calls"):
         chosen = controls[-1:]
-    elif said and said in own:
-        at = own.rfind(said) + len(said)
-        chosen = [c for c in controls if c[0] >= at][:1]
+    elif said and (last := _last_holding(said, template.control_pattern.split(own))) is not None:
+        chosen = controls[last:last + 1]
     else:
         chosen = [c for c in controls if c[2] in template.ends][-1:]
     return start + chosen[0][1] if chosen else len(until)
+
+
+def _last_holding(said: str, parts: Sequence[str]) -> int | None:
+    """Number of the last stretch between control tokens that holds the words, which may be part of a token's name."""
+    return next((n for n in range(len(parts) - 1, -1, -1) if said in parts[n]), None)
 
 
 def _said(content: str) -> str:

@@ -98,9 +98,10 @@ class Template:
                 conversations=[list(messages)], tools=tools, chat_template=self.source_of(tools),
                 add_generation_prompt=generation, return_assistant_tokens_mask=tagged,
                 **self.tokenizer.special_tokens_map)
-        except Exception as error:  # a template may raise anything: jinja's errors, its own messages
-            raise RowFault("template_refused", f"the chat template refuses the first {len(messages)} turns: "
-                                               f"{' '.join(str(error).split())[:300]}") from None
+        except Exception as error:  # a template may raise anything: jinja's errors, its own words about the data
+            said = "".join(char if char.isprintable() else "\ufffd" for char in " ".join(str(error).split())[:300])
+            raise RowFault("template_refused",
+                           f"the chat template refuses the first {len(messages)} turns: {said}") from None
         return texts[0], list(spans[0]) if tagged else []
 
     # --- what is learnt from conversations of our own -----------------------------------------------------

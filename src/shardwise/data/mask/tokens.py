@@ -92,22 +92,33 @@ class TextTokenizer:
     def _piece(self, text: str, plain: bool) -> Tokens:
         longest = max(map(len, re.findall(f"{ANCHOR}+", text)), default=0)
         anchor = ANCHOR * (1 << longest.bit_length())  # powers of two, so that few are ever made
-        encoded = self._backend(anchor, plain).encode(anchor + text, add_special_tokens=False)
+        backend, renumbered = self._backend(anchor, plain)
+        encoded = backend.encode(anchor + text, add_special_tokens=False)
         before = len(anchor)
-        return Tokens(encoded.ids[1:], [(a - before, b - before) for a, b in encoded.offsets[1:]])
+        return Tokens([renumbered.get(i, i) for i in encoded.ids[1:]],
+                      [(a - before, b - before) for a, b in encoded.offsets[1:]])
 
-    def _make_backend(self, anchor: str, plain: bool) -> Any:
-        """One that knows the anchor; if `plain`, no control token, so that none can be found in a text."""
+    def _make_backend(self, anchor: str, plain: bool) -> tuple[Any, dict[int, int]]:
+        """One that knows the anchor, with {id it gives: the real one} where they differ.
+
+        If `plain` it knows no control token, so that none can be found in a text.
+        """
         from tokenizers import AddedToken, Tokenizer
 
-        parts = json.loads(self.whole.to_str())
+        source = self.whole.to_str()
         if plain:
+            parts = json.loads(source)
             parts["added_tokens"] = [t for t in parts["added_tokens"] if t["content"] not in self.control]
-        backend = Tokenizer.from_str(json.dumps(parts))
+            source = json.dumps(parts)
+        backend = Tokenizer.from_str(source)
         backend.no_padding()
         backend.no_truncation()
+        # Added tokens that are not in the model's own vocabulary are numbered one after the other, so that those
+        # behind one that was taken out move up.
+        renumbered = {i: self.whole.token_to_id(token.content)
+                      for i, token in backend.get_added_tokens_decoder().items()}
         backend.add_special_tokens([AddedToken(anchor, special=True, normalized=False)])
-        return backend
+        return backend, {i: real for i, real in renumbered.items() if i != real}
 
     def _clean(self, text: str, tokens: Tokens, start: int) -> bool:
         ids, offsets = tokens

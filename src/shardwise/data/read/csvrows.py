@@ -85,7 +85,7 @@ def _records(lines: _Lines, delimiter: str) -> Iterator[list[str] | RowFault]:
             yield fault
         except csv.Error as error:
             lines.hand_back()
-            yield RowFault("broken_json", f"not a valid CSV record: {error}")
+            yield RowFault("broken_json", f"not a valid CSV record: {jsontext.printable(str(error), 200)}")
 
 
 def _header_fault(names: list[str]) -> RowFault | None:
@@ -93,7 +93,8 @@ def _header_fault(names: list[str]) -> RowFault | None:
         if fault := _bad_utf8(name, f"the name of column {column}"):
             return fault
         if name in names[:column - 1]:
-            return RowFault("broken_json", f"the header names column {name!r} twice, so no row can be read")
+            return RowFault("broken_json", f"the header names column '{jsontext.printable(name)}' twice, so no row "
+                                           "can be read")
     return None
 
 
@@ -101,7 +102,7 @@ def _row(cells: list[str], names: list[str]) -> dict[str, str] | RowFault:
     if len(cells) != len(names):
         return RowFault("broken_json", f"{len(cells)} cells where the header has {len(names)} names")
     for name, cell in zip(names, cells, strict=True):
-        if fault := _bad_utf8(cell, name):
+        if fault := _bad_utf8(cell, jsontext.printable(name)):
             return fault
     return dict(zip(names, cells, strict=True))
 

@@ -8,7 +8,7 @@ from typing import Any
 from shardwise.config.schema import SourceConfig
 from shardwise.data.faults import RowFault
 from shardwise.data.read import tools, turns
-from shardwise.data.read.jsontext import shown, type_of
+from shardwise.data.read.jsontext import names, printable, shown, type_of
 from shardwise.data.rows import Chat
 
 NEEDED = {"messages": ("messages",), "conversations": ("conversations",),
@@ -43,7 +43,7 @@ def detect(value: dict[str, Any], source: SourceConfig, task: str) -> str:
             keys = [_name(source, column) for column in NEEDED[name]]
             if all(key in value and not (full and value[key] is None) for key in keys):
                 return name
-    found = ", ".join(map(str, value)) or "none"
+    found = names(value) or "none"
     wanted = "; ".join(f"{name}: {', '.join(_wanted(source, column) for column in NEEDED[name])}" for name in formats)
     raise RowFault("wrong_schema", f"no known format fits. Columns found: {found}. Wanted: {wanted}"
                                    f"{_way_out(value, formats, task)}")
@@ -130,7 +130,8 @@ def _way_out(value: dict[str, Any], formats: tuple[str, ...], task: str) -> str:
     for name in formats:
         mapping = _mapping(value, NEEDED[name])
         if mapping:
-            return f". Perhaps columns: {{{', '.join(f'{ours}: {theirs}' for ours, theirs in mapping.items())}}}"
+            pairs = (f"{ours}: {printable(theirs)}" for ours, theirs in mapping.items())
+            return f". Perhaps columns: {{{', '.join(pairs)}}}"
     if any(all(column in value for column in NEEDED[name]) for name in OF_TASK[other]):
         return f". These columns are what data.task={other} reads"
     return ". Name them with columns: {OUR NAME: NAME IN THE FILE}"

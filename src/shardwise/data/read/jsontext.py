@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from shardwise.data.faults import RowFault
@@ -21,7 +22,19 @@ _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a truth v
 
 def shown(value: object) -> str:
     """The first 40 characters of a value, for an error message."""
-    return json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)[:40]
+    return printable(json.dumps(value, ensure_ascii=False, default=str, skipkeys=True))
+
+
+def printable(text: str, longest: int = 40) -> str:
+    """The first characters of a text, with those that do not print (and may drive a terminal) spelt out."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text[:longest])
+
+
+def names(keys: Iterable[object]) -> str:
+    """The first of an object's keys, for an error message."""
+    found = [str(key) for key in keys]
+    more = f" and {len(found) - 20:,} more" if len(found) > 20 else ""
+    return f"{', '.join(printable(key) for key in found[:20])}{more}"
 
 
 def type_of(value: object) -> str:
@@ -54,7 +67,7 @@ def value_of(text: str) -> Any:
     except json.JSONDecodeError as error:
         near = text[max(0, error.pos - 20):error.pos + 20]
         raise RowFault("broken_json", f"not valid JSON: {error.msg} at character {error.pos + 1}, "
-                                      f"near {json.dumps(near, ensure_ascii=False)}") from None
+                                      f"near {printable(json.dumps(near, ensure_ascii=False), 100)}") from None
     except RecursionError:
         raise RowFault("broken_json", "not usable JSON: nested too deeply") from None
     except ValueError as error:  # NaN and its like; a number of more digits than Python converts
@@ -97,7 +110,7 @@ def _refuse_lone_surrogates(value: Any, path: str = "") -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             _refuse_lone_surrogates(key, f"a key of {path or 'the row'}")
-            _refuse_lone_surrogates(inner, f"{path}.{key}" if path else key)
+            _refuse_lone_surrogates(inner, f"{path}.{printable(key)}" if path else printable(key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             _refuse_lone_surrogates(inner, f"{path}[{index}]")

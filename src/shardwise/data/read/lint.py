@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.config.schema import ROLES
 from shardwise.data.faults import RowFault
-from shardwise.data.read.jsontext import shown
+from shardwise.data.read.jsontext import printable, shown
 from shardwise.data.read.turns import SPEAKERS
 from shardwise.data.rows import Chat
 
@@ -50,7 +50,7 @@ def _refuse_role(role: str, turn: int) -> None:
     meant = known[near[0]] if near else "user, assistant, system or tool"
     hint = f"did you mean {meant}? " if near else ""
     raise RowFault("unknown_role", f"turn {turn}: unknown role {shown(role)}; {hint}Known: {', '.join(ROLES)}. "
-                                   f"Say who it is with roles: {{{role}: {meant}}}")
+                                   f"Say who it is with roles: {{{printable(role)}: {meant}}}")
 
 
 def _is_empty(message: dict[str, Any], where: str) -> bool:

@@ -78,7 +78,7 @@ def _opened(path: Path, name: str) -> Any:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return jsontext.printable(" ".join(str(error).split()), 200)
 
 
 def _rows(batch: Any, line: int) -> Iterator[Read]:

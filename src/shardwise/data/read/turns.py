@@ -7,7 +7,7 @@ from typing import Any
 from shardwise.config.schema import SourceConfig
 from shardwise.data.faults import RowFault
 from shardwise.data.read import jsontext, tools
-from shardwise.data.read.jsontext import shown, type_of
+from shardwise.data.read.jsontext import names, printable, shown, type_of
 
 Turn = tuple[dict[str, Any], float]
 """A message and its loss weight."""
@@ -63,8 +63,8 @@ def _turn(turn: Any, source: SourceConfig, format: str, index: int) -> Turn:
     said = turn.get(role_key)
     if not isinstance(said, str):
         raise RowFault("wrong_schema", f"turn {index}: {role_key} is {shown(said)}; text is wanted. Found: "
-                                       f"{', '.join(map(str, turn)) or 'no key'}{_other_keys(turn, source, format)}")
-    where = f"turn {index} ({said})"
+                                       f"{names(turn) or 'no key'}{_other_keys(turn, source, format)}")
+    where = f"turn {index} ({printable(said)})"
     role = _role(said, source, format)
     content = _content(turn.get(content_key), where, content_key)
     message: dict[str, Any] = {"role": role, "content": content}

@@ -50,6 +50,9 @@ class Feed(Protocol):
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep to go on behind the last batch handed out."""
 
+    def dropped(self) -> dict[str, int]:
+        """Rows left out on the way, by kind of fault; those of stored data were counted before."""
+
 
 class StoredFeed:
     """Any step's batch is a function of the seed and the step alone."""
@@ -68,6 +71,10 @@ class StoredFeed:
 
     def state(self) -> dict[str, Any]:
         """Nothing: the step says it all."""
+        return {}
+
+    def dropped(self) -> dict[str, int]:
+        """Nothing more."""
         return {}
 
 
@@ -100,6 +107,8 @@ class StreamFeed:
     def __init__(self, stream: Stream, *, examples_per_step: int, state: dict[str, Any] | None = None) -> None:
         self.cursor = Cursor(**(state or {}).get("stream", {}))
         self.examples_per_step = examples_per_step
+        self._stream = stream
+        stream.dropped.clear()  # a look at its first rows may have counted some
         self._ready: queue.Queue[_Step | BaseException] = queue.Queue(STEPS_AHEAD)
         threading.Thread(target=self._read, args=(stream, self.cursor), daemon=True).start()
 
@@ -123,6 +132,7 @@ class StreamFeed:
         """See Feed."""
         ready = self._ready.get()
         if isinstance(ready, BaseException):
+            self._ready.put(ready)  # nothing else will come, should anyone ask again
             raise ready
         self.cursor = ready.after
         return ready.rows, list(range(len(ready.rows.lengths)))
@@ -130,6 +140,10 @@ class StreamFeed:
     def epochs(self, done: int) -> float:
         """Whole passes so far; how much of the current one is done is not known."""
         return float(self.cursor.epoch)
+
+    def dropped(self) -> dict[str, int]:
+        """See Feed; of the rows read so far in this session, a few steps ahead included."""
+        return dict(self._stream.dropped)
 
     def state(self) -> dict[str, Any]:
         """The cursor."""

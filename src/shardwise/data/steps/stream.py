@@ -6,6 +6,7 @@ splits those, as it does with stored data. So each row is used once per epoch wh
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,11 +16,12 @@ import numpy as np
 
 from shardwise.config.schema import DataConfig, SourceConfig
 from shardwise.data.faults import KINDS, RowFault
+from shardwise.data.read import formats
 from shardwise.data.read.files import files_of
 from shardwise.data.read.readers import Unit, plan, read
 from shardwise.data.rows import Encoded
 from shardwise.data.store import worker
-from shardwise.data.store.build import format_of
+from shardwise.data.store.build import ROWS_LOOKED_AT, format_of
 from shardwise.data.store.cached import chat_template
 from shardwise.data.store.findings import policy_of
 from shardwise.errors import DataError
@@ -76,6 +78,8 @@ class Stream:
         self.dropped: dict[str, int] = {}
         self.content = {"files": [(file.kind, file.path.stat().st_size) for found in files.values() for file in found],
                         "hub": [(s.hub, s.subset, s.split) for s in data.train if s.hub is not None],
+                        # A cursor counts in these.
+                        "pieces": [len(self.units), PIECES_AT_ONCE, ROWS_AT_ONCE],
                         "sources": [repr((s.format, s.columns, s.roles)) for s in data.train],
                         "template": template or tokenizer.chat_template}
         """What a resumed run must have in common; the rows themselves are too many to look at."""
@@ -117,18 +121,16 @@ class Stream:
                 take = length - len(pending)
                 ids = np.concatenate([pending, document[used:used + take]])
                 used += take
-                yield _block(ids, place or raw.place, at._replace(part=used))
-                pending, place = np.zeros(0, np.int32), raw.place
-            place = place or raw.place
+                yield _block(ids, place if len(pending) else raw.place, at._replace(part=used))
+                pending = np.zeros(0, np.int32)
+            place = place if len(pending) else raw.place
             pending = np.concatenate([pending, document[used:]])
         if len(pending) > 1:
             yield _block(pending, place, Cursor(cursor.epoch + 1))
 
     def _results(self, cursor: Cursor) -> Iterator[tuple[Cursor, Raw, list[Encoded]]]:
         """(cursor before it, row, what it comes to) of every usable row of an epoch from the cursor on."""
-        for group, rows in enumerate(self._groups(cursor.epoch)):
-            if group < cursor.group:
-                continue
+        for group, rows in enumerate(self._groups(cursor.epoch, cursor.group)):
             order = np.random.Generator(np.random.PCG64([self.seed, cursor.epoch, group])).permutation(len(rows))
             first = cursor.row if group == cursor.group else 0
             todo = iter(range(first, len(rows)))
@@ -169,17 +171,23 @@ class Stream:
             self.dropped[kind] = self.dropped.get(kind, 0) + 1
         return policy
 
-    def _groups(self, epoch: int) -> Iterator[list[Raw]]:
-        """Rows that are shuffled together; which they are differs from epoch to epoch."""
+    def _groups(self, epoch: int, first: int) -> Iterator[list[Raw]]:
+        """Rows that are shuffled together; which they are differs from epoch to epoch.
+
+        The groups before `first` come empty: their files are not read again.
+        """
         order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(len(self.units))
         pieces = iter([self.units[i] for i in order])
+        number = 0
         while group := list(islice(pieces, PIECES_AT_ONCE)):
-            yield [raw for source, unit in group for raw in _read(source, unit)]
+            yield [raw for source, unit in group for raw in _read(source, unit)] if number >= first else []
+            number += 1
         for source, hub in self.hubs.items():
-            rows = enumerate(iter(hub), start=1)
+            rows = enumerate(_rows_of(hub, self.data.train[source]), start=1)
             name = f"{self.data.train[source].hub}[{self.data.train[source].split}]"
             while some := list(islice(rows, ROWS_AT_ONCE)):
-                yield [Raw(source, f"{name}:{line}", value) for line, value in some]
+                yield [Raw(source, f"{name}:{line}", value) for line, value in some] if number >= first else []
+                number += 1
 
 
 def _read(source: int, unit: Unit) -> Iterable[Raw]:
@@ -195,21 +203,31 @@ def _block(ids: np.ndarray, place: str, after: Cursor) -> Example:
 def _hub(source: SourceConfig) -> Any:
     import datasets
 
-    try:
+    with _explained(source):
         return datasets.load_dataset(source.hub, source.subset, split=source.split, streaming=True)
-    except Exception as error:  # the library raises many kinds; all are about this source
+
+
+def _rows_of(hub: Any, source: SourceConfig) -> Iterator[dict[str, Any]]:
+    with _explained(source):
+        yield from hub
+
+
+@contextlib.contextmanager
+def _explained(source: SourceConfig) -> Iterator[None]:
+    """The library raises many kinds of errors; all are about this source."""
+    try:
+        yield
+    except Exception as error:
         raise DataError(f"data set {source.hub!r}, subset {source.subset!r}, split {source.split!r}: "
                         f"{' '.join(str(error).split())[:300]}") from None
 
 
 def _first_format(hub: Any, source: SourceConfig, data: DataConfig) -> str | None:
-    from shardwise.data.read import formats
-
-    for row in islice(iter(hub), 1):
+    for row in islice(_rows_of(hub, source), ROWS_LOOKED_AT):
         try:
             return formats.detect(row, source, data.task)
         except RowFault:
-            return None
+            continue
     return None
 
 

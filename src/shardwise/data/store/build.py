@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,12 +37,14 @@ COLUMNS = ("length", "supervised", "target_weight", "line", "flags", "hash")
 def build(folder: Path, files: Sequence[DataFile], job: worker.Job, workers: int | str) -> None:
     """Make the cache folder of a source. Raises DataError when it holds no row or a worker dies."""
     part = job.folder
-    part.mkdir(parents=True, exist_ok=True)
+    with worker.writing(part):
+        part.mkdir(parents=True, exist_ok=True)
     planned = _planned(files)
     _run(planned, job, workers)
-    _assemble(part, planned, job)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(part / "done", folder)
+    with worker.writing(part):
+        _assemble(part, planned, job)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part / "done", folder)
     shutil.rmtree(part, ignore_errors=True)
 
 
@@ -120,7 +123,12 @@ def _spread(todo: list[int], planned: list[Unit], job: worker.Job, count: int) -
     # Spawned, not forked: a fork of a process with threads (torch, tokenizers) may hang.
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=worker.start, initargs=(job,))
     try:
-        futures: dict[Future[int], int] = {pool.submit(worker.work, n, planned[n]): n for n in todo}
+        # Held back until the processes have started, which takes them seconds; then they ignore them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.IGNORED)
+        try:
+            futures: dict[Future[int], int] = {pool.submit(worker.work, n, planned[n]): n for n in todo}
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for future in as_completed(futures):
             future.result()
             yield futures[future]
@@ -132,9 +140,19 @@ def _spread(todo: list[int], planned: list[Unit], job: worker.Job, count: int) -
 
 
 def _facts(index: Path) -> dict[str, Any]:
-    with np.load(index) as columns:
+    with worker.reading_back(index.parent), np.load(index) as columns:
         facts: dict[str, Any] = json.loads(columns["facts"].tobytes())
     return facts
+
+
+def _first(faults: list[tuple[str, int, str]], kept: Counter[str]) -> list[tuple[str, int, str]]:
+    """Those whose kind has not had its share yet: with millions of faulty rows they would not fit into memory."""
+    first = []
+    for fault in faults:
+        kept[fault[0]] += 1
+        if kept[fault[0]] <= worker.FAULTS_KEPT:
+            first.append(fault)
+    return first
 
 
 def _assemble(part: Path, planned: list[Unit], job: worker.Job) -> None:
@@ -143,9 +161,14 @@ def _assemble(part: Path, planned: list[Unit], job: worker.Job) -> None:
     shutil.rmtree(done, ignore_errors=True)
     done.mkdir()
     made = [n for n in range(len(planned)) if (part / f"{n}.npz").is_file()]
-    facts = [_facts(part / f"{n}.npz") for n in made]
+    kept_faults: Counter[str] = Counter()
+    facts = []
+    for n in made:
+        fact = _facts(part / f"{n}.npz")
+        facts.append({**fact, "faults": _first(fact["faults"], kept_faults)})
     plain = all(fact["plain"] for fact in facts)
     shown = list(dict.fromkeys(unit.file.shown for unit in planned))
+    number_of = {name: n for n, name in enumerate(shown)}
     columns: dict[str, list[np.ndarray]] = {name: [] for name in (*COLUMNS, "file_number")}
     counts: Counter[str] = Counter()
     faults: list[dict[str, Any]] = []
@@ -155,11 +178,11 @@ def _assemble(part: Path, planned: list[Unit], job: worker.Job) -> None:
             with open(part / f"{number}.ids", "rb") as unit_ids:
                 shutil.copyfileobj(unit_ids, ids)
             kept = np.fromfile(part / f"{number}.weights", np.uint8 if fact["plain"] else np.float32)
-            kept.astype(np.uint8 if plain else np.float32, copy=False).tofile(weights)
+            weights.write(kept.astype(np.uint8 if plain else np.float32, copy=False).data)
             with np.load(part / f"{number}.npz") as index:
                 for name in COLUMNS:
                     columns[name].append(index[name])
-                columns["file_number"].append(np.full(len(index["line"]), shown.index(file), np.int32))
+                columns["file_number"].append(np.full(len(index["line"]), number_of[file], np.int32))
             counts.update(fact["faults_in_all"])
             faults += [{"kind": kind, "place": f"{file}:{line}", "text": text} for kind, line, text in fact["faults"]]
     np.savez(done / "index.npz", **{name: np.concatenate(parts or [np.zeros(0)])  # type: ignore[arg-type]

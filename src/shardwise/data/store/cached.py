@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from shardwise.config.cache import cache_root
 from shardwise.config.schema import DataConfig, SourceConfig
 from shardwise.data.read.files import DataFile, digest, files_of
 from shardwise.data.store.build import build, format_of, progress
-from shardwise.data.store.worker import Job
+from shardwise.data.store.worker import Job, reading_back, writing
 from shardwise.errors import DataError
 
 FORMAT = 2
@@ -58,9 +59,11 @@ def open_source(source: SourceConfig, data: DataConfig, tokenizer: Any) -> Cache
     # Row addresses are kept too, so the same rows under another name are another folder.
     key = _digest([content, *(file.shown for file in files)])
     folder = cache_root() / "tokenised" / key
-    folder.parent.mkdir(parents=True, exist_ok=True)
     if not (folder / "facts.json").is_file():
-        with FileLock(f"{folder}.lock"):
+        with contextlib.ExitStack() as held:
+            with writing(folder.parent):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(FileLock(f"{folder}.lock"))
             if not (folder / "facts.json").is_file():
                 job = Job(source=source, task=data.task, format=format_of(files, source, data.task),
                           tokenizer=tokenizer, template=template, supervise=data.supervise,
@@ -71,15 +74,19 @@ def open_source(source: SourceConfig, data: DataConfig, tokenizer: Any) -> Cache
 
 
 def _opened(folder: Path, content: str) -> CachedSource:
-    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    with reading_back(folder):
+        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        with open(folder / "index.npz", "rb") as file, np.load(file) as arrays:
+            index = dict(arrays)
+        starts = np.zeros(len(index["length"]) + 1, np.int64)
+        np.cumsum(index["length"], out=starts[1:])
+        ids = _mapped(folder / "ids", np.int32)
+        weights = _mapped(folder / "weights", np.uint8 if facts["plain"] else np.float32)
+        if not starts[-1] == len(ids) == len(weights):
+            raise ValueError(f"{starts[-1]:,} tokens were written, {len(ids):,} are there")
     if facts["rows"] == 0:
         raise DataError(f"{', '.join(facts['files'][:3]) or 'the source'}: 0 rows; there is nothing in it")
-    with np.load(folder / "index.npz") as arrays:
-        index = dict(arrays)
-    starts = np.zeros(len(index["length"]) + 1, np.int64)
-    np.cumsum(index["length"], out=starts[1:])
-    return CachedSource(content=content, ids=_mapped(folder / "ids", np.int32), starts=starts, index=index, facts=facts,
-                        weights=_mapped(folder / "weights", np.uint8 if facts["plain"] else np.float32))
+    return CachedSource(content=content, ids=ids, weights=weights, starts=starts, index=index, facts=facts)
 
 
 def _mapped(path: Path, dtype: Any) -> np.ndarray:
@@ -109,10 +116,16 @@ def _content(files: Sequence[DataFile], source: SourceConfig, data: DataConfig, 
     with progress("reading", sum(file.path.stat().st_size for file in files)) as bar:
         rows = [f"{file.kind} {digest(file, bar.update)}" for file in files]
     return _digest([
-        f"{__version__} {FORMAT}", repr((data.task, *options)), repr(own), tokenizer.backend_tokenizer.to_str(),
+        f"{__version__} {FORMAT}", repr((data.task, *options)), repr(own), _backend(tokenizer),
         repr(sorted(tokenizer.special_tokens_map.items())),
         repr((source.format, source.columns, source.roles, source.limit)),
         *rows])
+
+
+def _backend(tokenizer: Any) -> str:
+    """The vocabulary and its rules; without padding and truncation, which encoders turn off in the same object."""
+    parts: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    return json.dumps({**parts, "padding": None, "truncation": None}, sort_keys=True)
 
 
 def _digest(parts: Sequence[str]) -> str:

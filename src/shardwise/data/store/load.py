@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,42 +38,48 @@ def load_data(data: DataConfig, tokenizer: Any) -> Loaded:
 
 def inspect(data: DataConfig, tokenizer: Any) -> Loaded:
     """The same without a refusal: everything that was found is in `findings`."""
-    train, found = _side("train", data.train, data, tokenizer)
+    train = _side("train", data.train, data, tokenizer)
     if not data.eval:
-        return Loaded(train, None, found)
-    held_out, more = _side("eval", data.eval, data, tokenizer)
-    found = [*found, *more]
-    shared = list(findings.overlaps(train, held_out, data)) if data.task == "sft" else []
+        return Loaded(train.examples, None, train.findings)
+    held_out = _side("eval", data.eval, data, tokenizer)
+    shared = list(findings.overlaps(train.rows, held_out.rows, data))
+    examples = held_out.examples
     if shared and shared[0].policy == "drop":
-        held_out = held_out.without(findings.overlap(train, held_out), "eval_overlap")
-    return Loaded(train, held_out, [*found, *shared])
+        examples = examples.without(findings.overlap(train.rows, examples), "eval_overlap")
+    return Loaded(train.examples, examples, [*train.findings, *held_out.findings, *shared])
 
 
 def load_held_out(data: DataConfig, tokenizer: Any) -> Examples | None:
     """The held-out examples alone. Raises DataError for rows whose policy is `error`."""
     if not data.eval:
         return None
-    held_out, found = _side("eval", data.eval, data, tokenizer)
-    findings.refuse(found)
-    senseless = _senseless("eval", held_out, data)
+    held_out = _side("eval", data.eval, data, tokenizer)
+    findings.refuse(held_out.findings)
+    senseless = _senseless("eval", held_out.examples, data)
     if senseless is not None:
         raise DataError(senseless)
-    return held_out
+    return held_out.examples
 
 
-def _side(side: str, sources: Sequence[SourceConfig], data: DataConfig,
-          tokenizer: Any) -> tuple[Examples, list[Finding]]:
+class Side(NamedTuple):
+    """Training or evaluation."""
+
+    examples: Examples
+    rows: Examples
+    """One for each usable row: the examples themselves, or the documents that pretraining blocks are cut from."""
+    findings: list[Finding]
+
+
+def _side(side: str, sources: Sequence[SourceConfig], data: DataConfig, tokenizer: Any) -> Side:
     opened = [open_source(source, data, tokenizer) for source in sources]
     weights = [source.weight for source in sources]
-    if data.task == "pretrain":
-        examples = blocks(opened, weights, data.max_length)
-        found = [f for f in findings.row_findings(side, examples, data) if f.kind not in FLAGS]
-        return _counted(examples, found), found
-    examples = chats(opened, weights)
-    found = list(findings.row_findings(side, examples, data))
+    rows = chats(opened, weights)
+    found = list(findings.row_findings(side, rows, data))
     if side == "train":
-        found += findings.duplicates(side, examples, data)
-    examples = _counted(examples, found)
+        found += findings.duplicates(side, rows, data)
+    if data.task == "pretrain":
+        return Side(_counted(blocks(opened, weights, data.max_length), found), rows, found)
+    examples = _counted(rows, found)
     for finding in found:
         if finding.policy != "drop":
             continue
@@ -81,7 +87,7 @@ def _side(side: str, sources: Sequence[SourceConfig], data: DataConfig,
             examples = examples.without(findings.repeated(examples), "duplicate")
         elif finding.kind in FLAGS:
             examples = examples.without(examples.column("flags") >> FLAGS.index(finding.kind) & 1 == 1, finding.kind)
-    return examples, found
+    return Side(examples, examples, found)
 
 
 def _counted(examples: Examples, found: Sequence[Finding]) -> Examples:

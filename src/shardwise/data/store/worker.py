@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -11,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -22,10 +26,13 @@ from shardwise.data.mask.encode import ChatEncoder, TextEncoder
 from shardwise.data.read import formats, lint
 from shardwise.data.read.readers import Unit, read
 from shardwise.data.rows import FLAGS, Encoded
+from shardwise.errors import PreflightError
 
 ROWS_PER_BATCH = 256
+IGNORED = (signal.SIGINT, signal.SIGUSR1)
+"""Ctrl-C and a batch system's warning reach the whole group; the parent decides."""
 FAULTS_KEPT = 1000
-"""Rows whose address is kept for each kind of fault and unit; the counts are of all."""
+"""Rows whose address is kept for each kind of fault; the counts are of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +97,13 @@ _state: dict[str, Any] = {}
 
 def start(job: Job) -> None:
     """Prepare a worker process: its encoder once, and an end when its parent is gone."""
-    import signal
-
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    parent = os.getppid()
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    parent = parent_process()  # as it was at the start: by now it may be gone already
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while parent is not None and os.getppid() == parent.pid:
             time.sleep(0.5)
         os._exit(1)
 
@@ -117,7 +123,8 @@ def run(number: int, unit: Unit, job: Job, encoder: ChatEncoder | TextEncoder, l
     while batch := list(islice(source, ROWS_PER_BATCH)):
         for row, result in zip(batch, encoded([row.value for row in batch], job, encoder), strict=True):
             rows.add(row.line, result)
-    _publish(job.folder, number, rows)
+    with writing(job.folder):
+        _publish(job.folder, number, rows)
     return rows.num_rows
 
 
@@ -146,13 +153,39 @@ def _prepared(value: dict[str, Any] | RowFault, job: Job) -> Any:
         return fault
 
 
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """A disk that is full or closed to us is nothing the data can be blamed for. Raises PreflightError."""
+    try:
+        yield
+    except OSError as error:
+        raise PreflightError(f"{folder}: tokenised data cannot be written there ({error.strerror or error}); what is "
+                             "done is kept. Make room, or set SHARDWISE_CACHE to another folder") from None
+
+
+@contextlib.contextmanager
+def reading_back(folder: Path) -> Iterator[None]:
+    """What a machine that went down has left half on its disk is no cache. Raises PreflightError."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise PreflightError(f"{folder}: tokenised data is damaged there ({error or type(error).__name__}); remove "
+                             "that folder and start again") from None
+
+
+def write(path: Path, values: np.ndarray) -> None:
+    """`values.tofile(path)` does not notice when a full disk keeps the last of it out."""
+    with open(path, "wb") as file:
+        file.write(values.data)
+
+
 def _publish(folder: Path, number: int, rows: Rows) -> None:
     """The index is renamed into place last and vouches for the rest."""
     empty = np.zeros(0, np.int32)
-    np.concatenate([empty, *rows.ids]).tofile(folder / f"{number}.ids")
+    write(folder / f"{number}.ids", np.concatenate([empty, *rows.ids]))
     weights = np.concatenate([empty.astype(np.float32), *rows.weights])
     plain = bool(np.isin(weights, (0, 1)).all())
-    weights.astype(np.uint8 if plain else np.float32).tofile(folder / f"{number}.weights")
+    write(folder / f"{number}.weights", weights.astype(np.uint8 if plain else np.float32))
     table = np.asarray(rows.places, np.int64).reshape(-1, 2)
     index = {
         "length": np.asarray([len(ids) for ids in rows.ids], np.int32),
