@@ -62,7 +62,7 @@ def _data(config: Config) -> Iterator[tuple[str, str]]:
     if config.data.task == "pretrain" and config.data.supervise != "all":
         yield "data.supervise", "data.supervise has no meaning for data.task=pretrain; remove it"
     yield from _streaming(config)
-    for kind in ("duplicate", "eval_overlap"):
+    for kind in ("duplicate", "eval_overlap", "marker_text"):
         if config.data.task == "pretrain" and getattr(config.data.on_fault, kind) == "drop":
             yield (f"data.on_fault.{kind}", f"data.on_fault.{kind}=drop: a pretraining text shares its blocks with "
                    "others and cannot be left out afterwards; use error or report")

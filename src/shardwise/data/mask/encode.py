@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -142,17 +143,29 @@ class TextEncoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        self.control_pattern = re.compile("|".join(map(re.escape, special)) or r"(?!)")
 
     def __call__(self, texts: Sequence[str]) -> list[list[Encoded] | RowFault]:
         """One example for each document."""
-        return [[Encoded(np.asarray(ids, np.int32), np.ones(len(ids), np.float32))]
-                for ids in text_ids(self.tokenizer, texts)]
+        return [[Encoded(np.asarray(ids, np.int32), np.ones(len(ids), np.float32),
+                         ("marker_text",) if self.control_pattern.search(text) else ())]
+                for text, ids in zip(texts, text_ids(self.tokenizer, texts), strict=True)]
 
 
 def text_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Documents -> ids as the tokenizer adds them (BOS once where it has one), ended by EOS once."""
+    """Documents -> ids as the tokenizer adds them (BOS once where it has one), ended by EOS once.
+
+    Text equal to a special token is ordinary text.
+    """
     if not texts:
         return []
-    batch = tokenizer(list(texts), return_attention_mask=False)["input_ids"]
+    backend = tokenizer.backend_tokenizer
+    before, backend.encode_special_tokens = backend.encode_special_tokens, True
+    try:
+        encoded = backend.encode_batch(list(texts), add_special_tokens=True)
+    finally:
+        backend.encode_special_tokens = before
     eos = tokenizer.eos_token_id
-    return [ids if eos is None or (ids and ids[-1] == eos) else [*ids, eos] for ids in batch]
+    ends = [] if eos is None else [eos]
+    return [e.ids if e.ids[-1:] == ends else [*e.ids, *ends] for e in encoded]

@@ -189,4 +189,4 @@ def _assemble(part: Path, planned: list[Unit], job: worker.Job) -> None:
                                     for name, parts in columns.items()})
     (done / "facts.json").write_text(json.dumps({
         "rows": sum(fact["rows"] for fact in facts), "plain": plain, "files": shown, "faults": faults,
-        "counts": counts}))
+        "counts": counts, "kept": job.keep_tokens}))

@@ -21,7 +21,7 @@ from shardwise.data.store.build import build, format_of, progress
 from shardwise.data.store.worker import Job, reading_back, writing
 from shardwise.errors import DataError
 
-FORMAT = 2
+FORMAT = 3
 """Raise when the meaning of cached examples changes."""
 
 
@@ -47,8 +47,8 @@ class CachedSource:
         return f"{self.facts['files'][self.index['file_number'][example]]}:{self.index['line'][example]}"
 
 
-def open_source(source: SourceConfig, data: DataConfig, tokenizer: Any) -> CachedSource:
-    """Open a source, tokenising it first if no cache fits.
+def open_source(source: SourceConfig, data: DataConfig, tokenizer: Any, *, keep_tokens: bool = True) -> CachedSource:
+    """Open a source, tokenising it first if no cache fits. Without `keep_tokens` only the index is kept.
 
     Every rank may call it at once: one does the work under a file lock, outside any collective, the others
     wait and then read. Raises DataError for what makes the source as a whole unusable.
@@ -57,7 +57,7 @@ def open_source(source: SourceConfig, data: DataConfig, tokenizer: Any) -> Cache
     template = chat_template(data, tokenizer)
     content = _content(files, source, data, tokenizer, template)
     # Row addresses are kept too, so the same rows under another name are another folder.
-    key = _digest([content, *(file.shown for file in files)])
+    key = _digest([content, *(file.shown for file in files), "" if keep_tokens else "counted"])
     folder = cache_root() / "tokenised" / key
     if not (folder / "facts.json").is_file():
         with contextlib.ExitStack() as held:
@@ -68,9 +68,13 @@ def open_source(source: SourceConfig, data: DataConfig, tokenizer: Any) -> Cache
                 job = Job(source=source, task=data.task, format=format_of(files, source, data.task),
                           tokenizer=tokenizer, template=template, supervise=data.supervise,
                           max_length=data.max_length, on_too_long=data.on_too_long,
-                          folder=folder.with_name(f"{key}.part"))
+                          folder=folder.with_name(f"{key}.part"), keep_tokens=keep_tokens)
                 build(folder, files, job, data.workers)
-    return _opened(folder, content)
+    opened = _opened(folder, content)
+    if opened.facts["rows"] == 0:
+        more = f" and {len(files) - 3:,} more files" if len(files) > 3 else ""
+        raise DataError(f"{', '.join(file.shown for file in files[:3])}{more}: 0 rows; there is nothing in it")
+    return opened
 
 
 def _opened(folder: Path, content: str) -> CachedSource:
@@ -82,10 +86,8 @@ def _opened(folder: Path, content: str) -> CachedSource:
         np.cumsum(index["length"], out=starts[1:])
         ids = _mapped(folder / "ids", np.int32)
         weights = _mapped(folder / "weights", np.uint8 if facts["plain"] else np.float32)
-        if not starts[-1] == len(ids) == len(weights):
+        if facts["kept"] and not starts[-1] == len(ids) == len(weights):
             raise ValueError(f"{starts[-1]:,} tokens were written, {len(ids):,} are there")
-    if facts["rows"] == 0:
-        raise DataError(f"{', '.join(facts['files'][:3]) or 'the source'}: 0 rows; there is nothing in it")
     return CachedSource(content=content, ids=ids, weights=weights, starts=starts, index=index, facts=facts)
 
 

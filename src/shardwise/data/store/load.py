@@ -37,8 +37,15 @@ def load_data(data: DataConfig, tokenizer: Any) -> Loaded:
 
 
 def inspect(data: DataConfig, tokenizer: Any) -> Loaded:
-    """The same without a refusal: everything that was found is in `findings`."""
-    train = _side("train", data.train, data, tokenizer)
+    """The same without a refusal: everything that was found is in `findings`.
+
+    Of data that is to be streamed nothing but counts is kept. Raises DataError for a hub data set of that kind,
+    which cannot be read through without being fetched.
+    """
+    if data.streaming and any(source.hub is not None for source in data.train):
+        raise DataError("a hub data set that is streamed cannot be checked without fetching it all; check it with "
+                        "data.streaming=false, or a part of it with a limit")
+    train = _side("train", data.train, data, tokenizer, keep_tokens=not data.streaming)
     if not data.eval:
         return Loaded(train.examples, None, train.findings)
     held_out = _side("eval", data.eval, data, tokenizer)
@@ -70,8 +77,9 @@ class Side(NamedTuple):
     findings: list[Finding]
 
 
-def _side(side: str, sources: Sequence[SourceConfig], data: DataConfig, tokenizer: Any) -> Side:
-    opened = [open_source(source, data, tokenizer) for source in sources]
+def _side(side: str, sources: Sequence[SourceConfig], data: DataConfig, tokenizer: Any,
+          keep_tokens: bool = True) -> Side:
+    opened = [open_source(source, data, tokenizer, keep_tokens=keep_tokens) for source in sources]
     weights = [source.weight for source in sources]
     rows = chats(opened, weights)
     found = list(findings.row_findings(side, rows, data))

@@ -49,6 +49,8 @@ class Job:
     max_length: int
     on_too_long: str
     folder: Path
+    keep_tokens: bool = True
+    """Whether ids and weights are written, or only counted."""
 
     def encoder(self) -> ChatEncoder | TextEncoder:
         """The encoder of this task."""
@@ -124,7 +126,7 @@ def run(number: int, unit: Unit, job: Job, encoder: ChatEncoder | TextEncoder, l
         for row, result in zip(batch, encoded([row.value for row in batch], job, encoder), strict=True):
             rows.add(row.line, result)
     with writing(job.folder):
-        _publish(job.folder, number, rows)
+        _publish(job.folder, number, rows, job.keep_tokens)
     return rows.num_rows
 
 
@@ -179,13 +181,13 @@ def write(path: Path, values: np.ndarray) -> None:
         file.write(values.data)
 
 
-def _publish(folder: Path, number: int, rows: Rows) -> None:
+def _publish(folder: Path, number: int, rows: Rows, keep_tokens: bool) -> None:
     """The index is renamed into place last and vouches for the rest."""
     empty = np.zeros(0, np.int32)
-    write(folder / f"{number}.ids", np.concatenate([empty, *rows.ids]))
+    write(folder / f"{number}.ids", np.concatenate([empty, *rows.ids]) if keep_tokens else empty)
     weights = np.concatenate([empty.astype(np.float32), *rows.weights])
     plain = bool(np.isin(weights, (0, 1)).all())
-    write(folder / f"{number}.weights", weights.astype(np.uint8 if plain else np.float32))
+    write(folder / f"{number}.weights", (weights if keep_tokens else empty).astype(np.uint8 if plain else np.float32))
     table = np.asarray(rows.places, np.int64).reshape(-1, 2)
     index = {
         "length": np.asarray([len(ids) for ids in rows.ids], np.int32),

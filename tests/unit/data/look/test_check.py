@@ -113,3 +113,12 @@ def test_b24_unusable_rows_do_not_touch_the_good_ones(checked: Callable[..., Rep
     report = checked([bad[0], *GOOD[:4], *bad[1:], *GOOD[4:]], *drop)
     assert report["ok"] and report["train"]["examples"] == 20
     assert report["train"]["dropped"] == {"no_messages": 2, "null_content": 1, "empty_turn": 1, "role_order": 1}
+
+
+def test_a_stream_is_checked_without_a_copy(checked: Callable[..., Report], tmp_path: Path) -> None:
+    lines = [*GOOD, DEFECTS["null"][1]]
+    stored = checked(lines)
+    report = checked(lines, "data.streaming=true", "schedule.max_steps=3")
+    assert report["text"] == stored["text"] and report["train"] == stored["train"]
+    sizes = [path.stat().st_size for path in (tmp_path / "cache" / "tokenised").glob("*/ids")]
+    assert sorted(size == 0 for size in sizes) == [False, False, True]  # the stream's alone is empty

@@ -170,6 +170,7 @@ def test_what_only_looks_like_a_control_token_is_text() -> None:
 
 def test_documents_end_once() -> None:
     end = TOKENS.eos_token_id
-    plain, ended = text_ids(TOKENS, ["a document", "another<|im_end|>"])
+    plain, ended = text_ids(TOKENS, ["a document", "another<|im_end|>"])  # said, not meant: ordinary text
+    assert TOKENS.decode(ended) == "another<|im_end|><|im_end|>"
     assert plain[-1] == ended[-1] == end and plain.count(end) == ended.count(end) == 1
     assert TOKENS.decode(plain[:-1]) == "a document"
