@@ -55,8 +55,9 @@ def test_tool_calls_are_clean(tmp_path: Path) -> None:
             encoding="utf-8").splitlines()] for part in ("asked", "called"))
         answers = {row["id"]: row["ground_truth"] for row in called}
         for row in asked:
-            calls = [{"type": "function", "function": {"name": tool, "arguments": {k: v[0] for k, v in said.items() if v}}}
+            calls = [(tool, {key: values[0] for key, values in said.items() if values})
                      for call in answers[row["id"]] for tool, said in call.items()]
+            calls = [{"type": "function", "function": {"name": tool, "arguments": said}} for tool, said in calls]
             rows.append({"messages": [*row["question"][0], {"role": "assistant", "content": None, "tool_calls": calls}],
                          "tools": row["function"]})
     try:
