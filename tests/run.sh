@@ -8,6 +8,6 @@ cd "$ROOT"
 export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
 PATH=$(dirname "$PYTHON"):$PATH
 "$PYTHON" -m ruff check .
-"$PYTHON" -m mypy src/shardwise/config src/shardwise/launch src/shardwise/cli.py src/shardwise/outcome.py
+"$PYTHON" -m mypy src/shardwise
 PYTHONPATH=tests:src "$PYTHON" -m pairs  # real tokenizers and chat templates, fetched once
 exec "$PYTHON" -m pytest "$@"

@@ -21,7 +21,7 @@ from dist.harness import spawn
 from dist.reference import Settings
 from dist.rows import examples_of
 from shardwise.config.schema import DataConfig, SourceConfig
-from shardwise.data.mask.encode import text_ids
+from shardwise.data.mask.encode import TextEncoder
 from shardwise.data.steps.batch import IGNORE, make_batch
 from shardwise.data.store.load import load_data
 from shardwise.errors import DataError
@@ -57,8 +57,8 @@ def test_b15_a_template_that_prints_it_twice_is_refused(checked: Checked, with_b
 
 
 def test_b15_documents_have_the_tokenizers_bos_once_or_none(with_bos: Any) -> None:
-    assert [ids.count(with_bos.bos_token_id) for ids in text_ids(with_bos, ["one", "two"])] == [1, 1]
-    assert text_ids(with_bos, ["one"])[0] == [with_bos.bos_token_id, *text_ids(TOKENS, ["one"])[0]]
+    assert [ids.count(with_bos.bos_token_id) for ids in TextEncoder(with_bos).ids(["one", "two"])] == [1, 1]
+    assert TextEncoder(with_bos).ids(["one"])[0] == [with_bos.bos_token_id, *TextEncoder(TOKENS).ids(["one"])[0]]
 
 
 # --- B16 pad id = eos id ------------------------------------------------------------------------------------------

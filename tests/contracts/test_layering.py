@@ -21,11 +21,11 @@ ALLOWED = {
     "checkpoint": {"config", "dist", "errors"},
     "train": {"checkpoint", "config", "data", "dist", "errors", "model", "outcome"},
     "launch": {"config", "demo", "errors", "outcome"},  # starts the rest as child processes
-    "cli": {"config", "data", "demo", "errors", "launch"},
+    "commands": {"config", "data", "demo", "errors", "launch"}, "cli": {"commands", "errors"},
     "__main__": {"cli"}, "__init__": set(),
 }
 HEAVY = {"torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "wandb", "numpy"}
-LIGHT_PARTS = {"errors", "config", "outcome", "demo", "launch", "cli", "__main__"}
+LIGHT_PARTS = {"errors", "config", "outcome", "demo", "launch", "commands", "cli", "__main__"}
 
 
 def part_of(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -138,11 +139,17 @@ def _truncated(example: Encoded, limit: int) -> Encoded:
 class TextEncoder:
     """Documents -> ids as the tokenizer adds them (BOS once where it has one), ended by EOS once.
 
-    Every token carries loss; the first of a block does not, which is only known when blocks are cut.
+    Text equal to a special token is ordinary text. Every token carries loss; the first of a block does not, which
+    is only known when blocks are cut.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+        # A copy of its own: how it treats special tokens is a state, and other threads share the tokenizer.
+        self.backend = copy.deepcopy(tokenizer.backend_tokenizer)
+        self.backend.no_padding()
+        self.backend.no_truncation()
+        self.backend.encode_special_tokens = True
+        self.eos = tokenizer.eos_token_id
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         self.control_pattern = re.compile("|".join(map(re.escape, special)) or r"(?!)")
 
@@ -150,22 +157,10 @@ class TextEncoder:
         """One example for each document."""
         return [[Encoded(np.asarray(ids, np.int32), np.ones(len(ids), np.float32),
                          ("marker_text",) if self.control_pattern.search(text) else ())]
-                for text, ids in zip(texts, text_ids(self.tokenizer, texts), strict=True)]
+                for text, ids in zip(texts, self.ids(texts), strict=True)]
 
-
-def text_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Documents -> ids as the tokenizer adds them (BOS once where it has one), ended by EOS once.
-
-    Text equal to a special token is ordinary text.
-    """
-    if not texts:
-        return []
-    backend = tokenizer.backend_tokenizer
-    before, backend.encode_special_tokens = backend.encode_special_tokens, True
-    try:
-        encoded = backend.encode_batch(list(texts), add_special_tokens=True)
-    finally:
-        backend.encode_special_tokens = before
-    eos = tokenizer.eos_token_id
-    ends = [] if eos is None else [eos]
-    return [e.ids if e.ids[-1:] == ends else [*e.ids, *ends] for e in encoded]
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each document."""
+        ends = [] if self.eos is None else [self.eos]
+        encoded = self.backend.encode_batch(list(texts), add_special_tokens=True)
+        return [e.ids if e.ids[-1:] == ends else [*e.ids, *ends] for e in encoded]

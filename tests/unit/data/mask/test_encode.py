@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from dist.given import TOKENIZER
 from shardwise.data.faults import RowFault
-from shardwise.data.mask.encode import ChatEncoder, text_ids
+from shardwise.data.mask.encode import ChatEncoder, TextEncoder
 from shardwise.data.rows import Chat, Encoded
 
 TOKENS: Any = AutoTokenizer.from_pretrained(TOKENIZER)
@@ -170,7 +170,7 @@ def test_what_only_looks_like_a_control_token_is_text() -> None:
 
 def test_documents_end_once() -> None:
     end = TOKENS.eos_token_id
-    plain, ended = text_ids(TOKENS, ["a document", "another<|im_end|>"])  # said, not meant: ordinary text
+    plain, ended = TextEncoder(TOKENS).ids(["a document", "another<|im_end|>"])  # said, not meant: ordinary text
     assert TOKENS.decode(ended) == "another<|im_end|><|im_end|>"
     assert plain[-1] == ended[-1] == end and plain.count(end) == ended.count(end) == 1
     assert TOKENS.decode(plain[:-1]) == "a document"
