@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SPEED, SMALL, LARGE, CACHED = 8_000, 20_000, 200_000, 1_000_000
+SPEED, SMALL, LARGE, CACHED = 16_000, 20_000, 200_000, 1_000_000
 ROUNDS = 3
 TOKENIZER = "demo:smollm2-135m-instruct"
 

@@ -54,7 +54,9 @@ class Disguise:
 
 def disguise(chat: Chat, template: Template) -> Disguise | None:
     """What hides the control tokens of a chat; None for one without. Raises RowFault where nothing can."""
-    texts = [text for part in (chat.messages, chat.tools) for text in _texts(part)]
+    texts = [message["content"] for message in chat.messages if len(message) == 2]  # role and content, as a rule
+    if chat.tools or len(texts) != len(chat.messages):
+        texts = [text for part in (chat.messages, chat.tools) for text in _texts(part)]
     if not any(map(template.control_pattern.search, texts)):
         return None
     tokens = {token for text in texts for token in template.control_pattern.findall(text)}

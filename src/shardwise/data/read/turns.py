@@ -24,6 +24,11 @@ FUNCTION_CALL = "function_call"
 _CUT_OFF = ("length", "max_tokens")
 
 
+EXTRAS = {"tool_call_id": "tool_call_id", "name": "name", "reasoning_content": "reasoning_content",
+          "reasoning": "reasoning_content", "thinking": "reasoning_content"}
+"""What else a message may hold -> what templates are given (which know the thoughts by all three names)."""
+
+
 def plain(role: str, content: str | None) -> dict[str, Any]:
     """A message of text alone."""
     return {"role": role, "content": content}
@@ -72,14 +77,21 @@ def _turn(turn: Any, source: SourceConfig, format: str, index: int) -> Turn:
         message = {"role": "assistant", "content": "", "tool_calls": _function_calls(content, where)}
     elif turn.get("tool_calls"):
         message |= {"content": content or "", "tool_calls": tools.calls_of(turn["tool_calls"], where)}
-    for key in ("tool_call_id", "name", "reasoning_content"):
-        if turn.get(key) is not None:
-            if not isinstance(turn[key], str):
-                raise RowFault("wrong_schema", f"{where}: {key} is {shown(turn[key])}; text is wanted")
-            message[key] = turn[key]
+    if len(turn) > 2:
+        message |= _extras(turn, where)
     if message["role"] == "assistant":
         refuse_truncated(turn, where)
     return message, _weight(turn, where)
+
+
+def _extras(turn: dict[str, Any], where: str) -> dict[str, str]:
+    extras = {}
+    for key, name in EXTRAS.items():
+        if turn.get(key) is not None:
+            if not isinstance(turn[key], str):
+                raise RowFault("wrong_schema", f"{where}: {key} is {shown(turn[key])}; text is wanted")
+            extras[name] = turn[key]
+    return extras
 
 
 def _keys(source: SourceConfig, format: str) -> tuple[str, str]:
