@@ -21,7 +21,7 @@ from shardwise.config.schema import DataConfig, ModelConfig, SourceConfig
 from shardwise.data.mask.encode import ChatEncoder, TextEncoder
 from shardwise.data.read import readers
 from shardwise.data.steps.stream import Cursor, Example, Stream
-from shardwise.data.store import worker
+from shardwise.data.store import build, worker
 from shardwise.data.store.cached import CachedSource, open_source
 from shardwise.data.tokenizer import load_tokenizer
 from shardwise.errors import ShardwiseError
@@ -68,6 +68,7 @@ def small_units(patch: Any, size: int) -> None:
     """Cut files into pieces of about so many bytes, wherever they are read."""
     for function in (readers.units, readers.plan):
         patch.setitem(function.__kwdefaults__, "bytes_per_unit", size)
+    patch.setattr(build, "piece_size", lambda file: size)
 
 
 def watched(log: Path, slow: float = 0.0, die: str | None = None) -> None:

@@ -29,9 +29,7 @@ from shardwise.errors import DataError
 
 BYTES_PER_WORKER = 4 << 20
 """Less than this is tokenised before a second process has started."""
-MIN_PIECE, PIECES_PER_FILE = 256 << 10, 64
-"""So that the processes end together. Which pieces there are depends on the file alone: a killed start goes on with
-them, whatever the number of processes."""
+MIN_PIECE, MAX_PIECE, PIECES_PER_FILE = 256 << 10, 4 << 20, 64
 ROWS_LOOKED_AT = 1000
 """First rows of a source that may show its format."""
 COLUMNS = ("length", "supervised", "target_weight", "line", "flags", "hash")
@@ -55,11 +53,18 @@ def _planned(files: Sequence[DataFile]) -> list[Unit]:
     planned = []
     with progress("looking for rows", sum(file.path.stat().st_size for file in files)) as bar:
         for file in files:
-            size = min(4 << 20, max(MIN_PIECE, file.path.stat().st_size // PIECES_PER_FILE))
-            for unit in units(file, bytes_per_unit=size):
+            for unit in units(file, bytes_per_unit=piece_size(file)):
                 planned.append(unit)
                 bar.update(unit.stop - unit.start)
     return planned
+
+
+def piece_size(file: DataFile) -> int:
+    """Bytes of a piece: small enough that the processes end together.
+
+    It depends on the file alone, so a killed start goes on with the same pieces on any number of processes.
+    """
+    return min(MAX_PIECE, max(MIN_PIECE, file.path.stat().st_size // PIECES_PER_FILE))
 
 
 def progress(what: str, size: int) -> Any:
