@@ -11,7 +11,7 @@ NEEDED=(torch transformers accelerate deepspeed datasets peft wandb ruamel.yaml)
 # setup_python dev         and what the tests need
 setup_python() {
     local tools=() candidate
-    [ "${1:-}" != dev ] || tools=(pytest pytest_timeout hypothesis ruff mypy)
+    [ "${1:-}" != dev ] || tools=(pytest pytest_timeout xdist hypothesis ruff mypy)
     for candidate in python python3; do
         if _has "$candidate" "${tools[@]}"; then
             PYTHON=$(command -v "$candidate")

@@ -10,4 +10,7 @@ PATH=$(dirname "$PYTHON"):$PATH
 "$PYTHON" -m ruff check .
 "$PYTHON" -m mypy src/shardwise
 PYTHONPATH=tests:src "$PYTHON" -m pairs  # real tokenizers and chat templates, fetched once
-exec "$PYTHON" -m pytest "$@"
+[ $# -eq 0 ] || exec "$PYTHON" -m pytest "$@"
+# What starts no ranks runs on two cores at once; what does needs them both for itself.
+"$PYTHON" -m pytest -n 2 --dist loadfile tests/unit tests/contracts
+exec "$PYTHON" -m pytest tests/cases tests/dist tests/e2e
