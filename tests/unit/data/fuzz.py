@@ -7,8 +7,8 @@ import io
 import json
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 from hypothesis import assume
 from hypothesis import strategies as st
 

@@ -59,9 +59,8 @@ def _rows(source: SourceConfig, only: str | None = None) -> Iterator[tuple[str, 
 
 
 def _shown(place: str, row: Read, source: SourceConfig, data: DataConfig, tokenizer: Any) -> Shown:
-    job = worker.Job(source=source, task=data.task, format=format_of(files_of(source), source, data.task),
-                     tokenizer=tokenizer, template=chat_template(data, tokenizer), supervise=data.supervise,
-                     max_length=data.max_length, on_too_long=data.on_too_long, folder=Path())
+    job = worker.job(source, data, tokenizer, template=chat_template(data, tokenizer),
+                     format=format_of(files_of(source), source, data.task))
     return Shown(place, row, worker.encoded([row.value], job, job.encoder())[0])
 
 

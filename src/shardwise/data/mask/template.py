@@ -75,7 +75,7 @@ class Template:
 
     def has_tags(self, tools: Any = None) -> bool:
         """Whether the template marks with {% generation %} what the model writes."""
-        return re.search(r"\{%-?\s*generation\s*-?%\}", self.source_of(tools)) is not None
+        return _tagged(self.source_of(tools))
 
     def render(self, messages: Sequence[Message], tools: Any, *, generation: bool = False) -> str:
         """The conversation as text. Raises RowFault where the template refuses it."""
@@ -192,6 +192,11 @@ class Template:
         own = piece[:until.length - at] if literal and until is not None else piece
         found = self.control_pattern.search(own)
         return found.end() if found else len(own) if literal else 0
+
+
+@lru_cache(maxsize=8)  # asked for every row
+def _tagged(source: str) -> bool:
+    return re.search(r"\{%-?\s*generation\s*-?%\}", source) is not None
 
 
 def _longest_first(texts: Sequence[str]) -> tuple[str, ...]:

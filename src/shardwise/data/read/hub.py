@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ def exported(source: SourceConfig) -> Path:
     Any number of processes may ask at once: one writes, the others wait. Raises DataError where the data set
     cannot be loaded.
     """
-    dataset = _loaded(source)
+    dataset = opened(source)
     parts = [source.hub, source.subset, source.split, dataset._fingerprint]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     path = cache_root() / "hub" / key / "rows.parquet"
@@ -36,12 +38,20 @@ def exported(source: SourceConfig) -> Path:
     return path
 
 
-def _loaded(source: SourceConfig) -> Any:
+def opened(source: SourceConfig, *, streaming: bool = False) -> Any:
+    """The data set itself, fetched or to be read over the network. Raises DataError where it cannot be loaded."""
     import datasets
 
+    with explained(source):
+        return datasets.load_dataset(source.hub, source.subset, split=source.split, streaming=streaming)
+
+
+@contextlib.contextmanager
+def explained(source: SourceConfig) -> Iterator[None]:
+    """Within: whatever the library raises becomes a DataError that names the source."""
     try:
-        return datasets.load_dataset(source.hub, source.subset, split=source.split)
-    except Exception as error:  # the library raises many kinds; all are about this source
+        yield
+    except Exception as error:  # it raises many kinds
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         way_out = "; for a folder of data files use path: in place of hub:" if os.path.isdir(source.hub or "") else ""
         raise DataError(f"hub data set {source.hub!r}, subset {source.subset!r}, split {source.split!r}: "
@@ -49,7 +59,7 @@ def _loaded(source: SourceConfig) -> Any:
 
 
 def _export(dataset: Any, path: Path) -> None:
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq
 
     fresh = path.with_suffix(f".{os.getpid()}.tmp")
     try:

@@ -6,17 +6,15 @@ splits those, as it does with stored data. So each row is used once per epoch wh
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardwise.config.schema import DataConfig, SourceConfig
 from shardwise.data.faults import KINDS, RowFault
-from shardwise.data.read import formats
+from shardwise.data.read import formats, hub
 from shardwise.data.read.files import files_of
 from shardwise.data.read.readers import Unit, plan, read
 from shardwise.data.rows import Encoded
@@ -65,13 +63,13 @@ class Stream:
 
     def __init__(self, data: DataConfig, tokenizer: Any, *, seed: int, held_out: frozenset[int] = frozenset()) -> None:
         self.data, self.seed, self.held_out = data, seed, held_out
-        self.hubs = {n: _hub(source) for n, source in enumerate(data.train) if source.hub is not None}
+        self.hubs = {n: hub.opened(source, streaming=True)
+                     for n, source in enumerate(data.train) if source.hub is not None}
         files = {n: files_of(source) for n, source in enumerate(data.train) if source.hub is None}
         self.units = [(n, unit) for n, found in files.items() for file in found for unit in plan(file)]
         template = chat_template(data, tokenizer)
-        self.jobs = [worker.Job(
-            source=source, task=data.task, tokenizer=tokenizer, template=template, supervise=data.supervise,
-            max_length=data.max_length, on_too_long=data.on_too_long, folder=Path(),
+        self.jobs = [worker.job(
+            source, data, tokenizer, template=template,
             format=format_of(files[n], source, data.task) if n in files else _first_format(self.hubs[n], source, data))
             for n, source in enumerate(data.train)]
         self.encoder = self.jobs[0].encoder()
@@ -182,8 +180,8 @@ class Stream:
         while group := list(islice(pieces, PIECES_AT_ONCE)):
             yield [raw for source, unit in group for raw in _read(source, unit)] if number >= first else []
             number += 1
-        for source, hub in self.hubs.items():
-            rows = enumerate(_rows_of(hub, self.data.train[source]), start=1)
+        for source, dataset in self.hubs.items():
+            rows = enumerate(_rows_of(dataset, self.data.train[source]), start=1)
             name = f"{self.data.train[source].hub}[{self.data.train[source].split}]"
             while some := list(islice(rows, ROWS_AT_ONCE)):
                 yield [Raw(source, f"{name}:{line}", value) for line, value in some] if number >= first else []
@@ -200,30 +198,13 @@ def _block(ids: np.ndarray, place: str, after: Cursor) -> Example:
     return Example(Encoded(ids, weights), place, after)
 
 
-def _hub(source: SourceConfig) -> Any:
-    import datasets
-
-    with _explained(source):
-        return datasets.load_dataset(source.hub, source.subset, split=source.split, streaming=True)
+def _rows_of(dataset: Any, source: SourceConfig) -> Iterator[dict[str, Any]]:
+    with hub.explained(source):
+        yield from dataset
 
 
-def _rows_of(hub: Any, source: SourceConfig) -> Iterator[dict[str, Any]]:
-    with _explained(source):
-        yield from hub
-
-
-@contextlib.contextmanager
-def _explained(source: SourceConfig) -> Iterator[None]:
-    """The library raises many kinds of errors; all are about this source."""
-    try:
-        yield
-    except Exception as error:
-        raise DataError(f"data set {source.hub!r}, subset {source.subset!r}, split {source.split!r}: "
-                        f"{' '.join(str(error).split())[:300]}") from None
-
-
-def _first_format(hub: Any, source: SourceConfig, data: DataConfig) -> str | None:
-    for row in islice(_rows_of(hub, source), ROWS_LOOKED_AT):
+def _first_format(dataset: Any, source: SourceConfig, data: DataConfig) -> str | None:
+    for row in islice(_rows_of(dataset, source), ROWS_LOOKED_AT):
         try:
             return formats.detect(row, source, data.task)
         except RowFault:

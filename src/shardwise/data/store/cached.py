@@ -17,8 +17,9 @@ from shardwise import __version__
 from shardwise.config.cache import cache_root
 from shardwise.config.schema import DataConfig, SourceConfig
 from shardwise.data.read.files import DataFile, digest, files_of
+from shardwise.data.store import worker
 from shardwise.data.store.build import build, format_of, progress
-from shardwise.data.store.worker import Job, reading_back, writing
+from shardwise.data.store.worker import reading_back, writing
 from shardwise.errors import DataError
 
 FORMAT = 3
@@ -65,10 +66,9 @@ def open_source(source: SourceConfig, data: DataConfig, tokenizer: Any, *, keep_
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(FileLock(f"{folder}.lock"))
             if not (folder / "facts.json").is_file():
-                job = Job(source=source, task=data.task, format=format_of(files, source, data.task),
-                          tokenizer=tokenizer, template=template, supervise=data.supervise,
-                          max_length=data.max_length, on_too_long=data.on_too_long,
-                          folder=folder.with_name(f"{key}.part"), keep_tokens=keep_tokens)
+                job = worker.job(source, data, tokenizer, template=template,
+                                 format=format_of(files, source, data.task),
+                                 folder=folder.with_name(f"{key}.part"), keep_tokens=keep_tokens)
                 build(folder, files, job, data.workers)
     opened = _opened(folder, content)
     if opened.facts["rows"] == 0:

@@ -20,7 +20,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from shardwise.config.schema import SourceConfig
+from shardwise.config.schema import DataConfig, SourceConfig
 from shardwise.data.faults import RowFault
 from shardwise.data.mask.encode import ChatEncoder, TextEncoder
 from shardwise.data.read import formats, lint
@@ -58,6 +58,14 @@ class Job:
             return TextEncoder(self.tokenizer)
         return ChatEncoder(self.tokenizer, template=self.template, supervise=self.supervise,
                            max_length=self.max_length, on_too_long=self.on_too_long)
+
+
+def job(source: SourceConfig, data: DataConfig, tokenizer: Any, *, template: str | None, format: str | None,
+        folder: Path = Path(), keep_tokens: bool = True) -> Job:
+    """What the settings ask for; without `folder` for rows that are not published."""
+    return Job(source=source, task=data.task, format=format, tokenizer=tokenizer, template=template,
+               supervise=data.supervise, max_length=data.max_length, on_too_long=data.on_too_long, folder=folder,
+               keep_tokens=keep_tokens)
 
 
 @dataclass
