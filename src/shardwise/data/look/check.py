@@ -56,10 +56,10 @@ def _quantiles(values: np.ndarray) -> dict[str, float]:
     return {name: round(float(np.quantile(values, q)), 4) for name, q in names.items()}
 
 
-def _lengths(lengths: np.ndarray) -> list[tuple[str, int]]:
+def _lengths(lengths: np.ndarray) -> list[list[Any]]:
     """Examples per doubling of the length."""
     edges = [0, *(1 << k for k in range(4, int(lengths.max()).bit_length() + 1))] if len(lengths) else []
-    return [(f"{low + 1:,}-{high:,}", count)
+    return [[f"{low + 1:,}-{high:,}", count]
             for low, high, count in zip(edges, edges[1:], _upper_closed(lengths, edges), strict=False)]
 
 
@@ -69,10 +69,10 @@ def _upper_closed(values: np.ndarray, edges: Sequence[float]) -> list[int]:
     return [int(n) for n in np.diff(below)]
 
 
-def _shares(share: np.ndarray) -> list[tuple[str, int]]:
+def _shares(share: np.ndarray) -> list[list[Any]]:
     edges = [k / 10 for k in range(11)]
     counts, _ = np.histogram(share, edges)
-    return [(f"{low:.0%}-{high:.0%}", int(count)) for low, high, count in zip(edges, edges[1:], counts, strict=False)]
+    return [[f"{low:.0%}-{high:.0%}", int(count)] for low, high, count in zip(edges, edges[1:], counts, strict=False)]
 
 
 def text(report: dict[str, Any], found: Sequence[Finding]) -> str:
@@ -114,7 +114,7 @@ def _side_lines(name: str, side: dict[str, Any]) -> Iterator[str]:
             yield from _bars(facts["histogram"])
 
 
-def _bars(histogram: Sequence[tuple[str, int]]) -> Iterator[str]:
+def _bars(histogram: Sequence[list[Any]]) -> Iterator[str]:
     most = max((count for _, count in histogram), default=0) or 1
     filled = [number for number, (_, count) in enumerate(histogram) if count]
     for label, count in histogram[filled[0]:filled[-1] + 1] if filled else []:

@@ -14,12 +14,12 @@ import numpy as np
 
 from shardwise.config.schema import DataConfig, SourceConfig
 from shardwise.data.faults import KINDS, RowFault
-from shardwise.data.read import formats, hub
+from shardwise.data.read import hub
 from shardwise.data.read.files import files_of
 from shardwise.data.read.readers import Unit, plan, read
 from shardwise.data.rows import Encoded
 from shardwise.data.store import worker
-from shardwise.data.store.build import ROWS_LOOKED_AT, format_of
+from shardwise.data.store.build import first_format, format_of
 from shardwise.data.store.cached import chat_template
 from shardwise.data.store.findings import policy_of
 from shardwise.errors import DataError
@@ -70,7 +70,8 @@ class Stream:
         template = chat_template(data, tokenizer)
         self.jobs = [worker.job(
             source, data, tokenizer, template=template,
-            format=format_of(files[n], source, data.task) if n in files else _first_format(self.hubs[n], source, data))
+            format=format_of(files[n], source, data.task) if n in files
+            else first_format(_rows_of(self.hubs[n], source), source, data.task))
             for n, source in enumerate(data.train)]
         self.encoder = self.jobs[0].encoder()
         self.dropped: dict[str, int] = {}
@@ -201,14 +202,3 @@ def _block(ids: np.ndarray, place: str, after: Cursor) -> Example:
 def _rows_of(dataset: Any, source: SourceConfig) -> Iterator[dict[str, Any]]:
     with hub.explained(source):
         yield from dataset
-
-
-def _first_format(dataset: Any, source: SourceConfig, data: DataConfig) -> str | None:
-    for row in islice(_rows_of(dataset, source), ROWS_LOOKED_AT):
-        try:
-            return formats.detect(row, source, data.task)
-        except RowFault:
-            continue
-    return None
-
-

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
@@ -74,14 +75,17 @@ def progress(what: str, size: int) -> Any:
 
 
 def format_of(files: Sequence[DataFile], source: SourceConfig, task: str) -> str | None:
-    """The format of the first row that has one."""
-    rows = (row for file in files for unit in islice(units(file), 1) for row in read(unit))
-    for row in islice(rows, ROWS_LOOKED_AT):
-        try:
-            if not isinstance(row.value, RowFault):
-                return formats.detect(row.value, source, task)
-        except RowFault:
-            continue
+    """The format of the first row of the files that has one."""
+    return first_format((row.value for file in files for unit in islice(units(file), 1) for row in read(unit)),
+                        source, task)
+
+
+def first_format(values: Iterable[dict[str, Any] | RowFault], source: SourceConfig, task: str) -> str | None:
+    """The format of the first of these rows that has one."""
+    for value in islice(values, ROWS_LOOKED_AT):
+        if not isinstance(value, RowFault):
+            with contextlib.suppress(RowFault):
+                return formats.detect(value, source, task)
     return None
 
 

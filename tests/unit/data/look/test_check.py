@@ -37,7 +37,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     def run(lines: list[bytes], *overrides: str) -> Report:
         (tmp_path / "train.jsonl").write_bytes(b"\n".join(lines) + b"\n")
         report, found = check(settings(tmp_path, *overrides), TOKENS)
-        assert json.loads(json.dumps(report)) == report or True
+        assert json.loads(json.dumps(report)) == report  # what --json prints says it all
         report["text"] = text(report, found)
         return report
 
@@ -54,9 +54,7 @@ def test_good_rows_raise_no_alarm(checked: Callable[..., Report]) -> None:
 def test_a_planted_row_is_found_at_its_line(name: str, checked: Callable[..., Report], tmp_path: Path) -> None:
     kind, line = DEFECTS[name]
     report = checked([*GOOD[:5], line, *GOOD[5:]])
-    line_number = 9 if name == "again" else 6  # the later of two twins
-    lines = [*GOOD[:5], line, *GOOD[5:]]
-    place = f"{tmp_path}/train.jsonl:{lines.index(line, 3) + 1 if name == 'again' else line_number}"
+    place = f"{tmp_path}/train.jsonl:6"
     assert [(f["kind"], f["count"]) for f in report["findings"]] == [(kind, 1)]
     assert [row["row"] for row in report["findings"][0]["rows"]] == [place]
     assert report["ok"] == (report["findings"][0]["policy"] == "report")
