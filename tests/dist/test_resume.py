@@ -11,7 +11,9 @@ SPLITS = {"ddp": ["strategy=ddp"], "zero1": ["strategy=zero1"], "zero2": ["strat
           "zero2-bf16": ["strategy=zero2", "precision=bf16"], "ddp-bf16": ["strategy=ddp", "precision=bf16"]}
 DROPOUT = 'model.from_config={model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, ' \
           'num_attention_heads: 2, num_key_value_heads: 2, attention_dropout: 0.1, tie_word_embeddings: true}'
-COMMON = ["batch.max_tokens_per_micro_batch=512", "checkpoint.every_steps=2"]
+# Few examples to a step, which still make several micro-batches on each rank.
+COMMON = ["batch.examples_per_step=6", "batch.max_tokens_per_micro_batch=400", "checkpoint.every_steps=2",
+          "data.max_length=400"]
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,8 @@ def _side_lines(name: str, side: dict[str, Any]) -> Iterator[str]:
             yield (f"  {files[0] if files else '-'}{more}: {source['examples']:,} examples of {source['rows']:,} rows"
                    + (f", weight {source['weight']:g}" if source["weight"] != 1 else ""))
     for key, words in (("truncated", "cut at data.max_length"), ("split", "parts of split conversations"),
-                       ("split_lost", "of them beside a part that was too long even alone and is left out")):
+                       ("split_lost", "of them beside a part that was too long even alone and is left out"),
+                       ("tokens_lost", "tokens left over in a last block of one, which nothing precedes")):
         if side[key]:
             yield f"  {side[key]:,} {words}"
     for key, title in (("length", "tokens per example"), ("share", "supervised share per example")):
