@@ -86,8 +86,8 @@ def _counted(counts: dict[str, Any]) -> str:
 
 def _changed(counts: dict[str, Any]) -> str:
     """What was left out or cut, where anything was."""
-    parts = [f"{name.replace('_', ' ')} {counts[name]:,}" for name in ("truncated", "split", "split_lost", "tokens_lost")
-             if counts[name]]
+    names = ("truncated", "split", "split_lost", "tokens_lost")
+    parts = [f"{name.replace('_', ' ')} {counts[name]:,}" for name in names if counts[name]]
     if counts["dropped"]:
         parts.append("left out: " + ", ".join(f"{kind} {count:,}" for kind, count in counts["dropped"].items()))
     return "; " + "; ".join(parts) if parts else ""
