@@ -68,10 +68,13 @@ def piece_size(file: DataFile) -> int:
     return min(MAX_PIECE, max(MIN_PIECE, file.path.stat().st_size // PIECES_PER_FILE))
 
 
-def progress(what: str, size: int) -> Any:
-    """A bar on stderr for what takes more than two seconds; `size` in bytes."""
+def progress(what: str, size: int, *, by_all: bool = False) -> Any:
+    """A bar on stderr for what takes more than two seconds; `size` in bytes.
+
+    What every rank does at once (`by_all`) is shown by the first one of a node alone.
+    """
     return tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc=what, delay=2, dynamic_ncols=True,
-                file=sys.stderr)
+                file=sys.stderr, disable=by_all and os.environ.get("LOCAL_RANK", "0") != "0")
 
 
 def format_of(files: Sequence[DataFile], source: SourceConfig, task: str) -> str | None:

@@ -115,7 +115,7 @@ def _content(files: Sequence[DataFile], source: SourceConfig, data: DataConfig, 
     own = template if template is not None else (tokenizer.chat_template if data.task == "sft" else "")
     # Documents are kept whole and cut into blocks when opened, so their length does not enter.
     options = () if data.task == "pretrain" else (data.supervise, data.max_length, data.on_too_long)
-    with progress("reading", sum(file.path.stat().st_size for file in files)) as bar:
+    with progress("reading", sum(file.path.stat().st_size for file in files), by_all=True) as bar:
         rows = [f"{file.kind} {digest(file, bar.update)}" for file in files]
     return _digest([
         f"{__version__} {FORMAT}", repr((data.task, *options)), repr(own), _backend(tokenizer),
