@@ -20,7 +20,7 @@ class Rows:
         self.target_weight = np.asarray([weights.sum(dtype=np.float64) for _, weights in self.rows])
         self.parts = ((len(rows), 1.0),)
         self.counts = {"rows": len(rows), "examples": len(rows), "tokens": int(self.lengths.sum()),
-                       "supervised_tokens": int(self.supervised.sum()), "truncated": 0, "split": 0,
+                       "supervised_tokens": int(self.supervised.sum()), "truncated": 0, "split": 0, "split_lost": 0,
                        "tokens_lost": 0, "dropped": {}}
 
     def __len__(self) -> int:
