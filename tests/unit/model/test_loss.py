@@ -122,7 +122,8 @@ def test_a_mixture_of_experts_does_not_notice_the_split(model: Any) -> None:
         window = split(range(len(ROWS)), lengths, world_size=2, max_tokens=limit, packing=packing)
         got = of(model, [micro for share in window for micro in share])
         assert got[:2] == pytest.approx(one_by_one[:2], rel=1e-5)
-        assert got[2] == pytest.approx(one_by_one[2], abs=1e-5)
+        # Gradients go up to 13, of which 1e-5 is less than a rounding of each of the sums they are made of.
+        torch.testing.assert_close(got[2], one_by_one[2], rtol=1e-5, atol=1e-5)
 
 
 def test_one_example_has_the_loss_transformers_computes(model: Any) -> None:
