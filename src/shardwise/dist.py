@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from shardwise.errors import PreflightError
+
+T = TypeVar("T")
 
 
 class Ranks(NamedTuple):
@@ -59,6 +61,34 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(values)
     return values
+
+
+def second_group() -> Any:
+    """A group of all ranks beside the main one, over the network of the hosts; None for one process alone.
+
+    For words between ranks, and for the thread that saves: two threads must not share a group. The first call is
+    collective.
+    """
+    global _second
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    world, group = _second
+    if world is not dist.group.WORLD:
+        group = dist.new_group(backend="gloo")
+        _second = dist.group.WORLD, group
+    return group
+
+
+_second: tuple[Any, Any] = (None, None)
+
+
+def gathered(mine: T, group: Any) -> list[T]:
+    """What every rank of a group gave, by rank, on every rank; plain Python objects."""
+    if group is None:
+        return [mine]
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    return everyone
 
 
 def agree(facts: dict[str, Any], world_size: int) -> None:

@@ -34,7 +34,11 @@ def train_all(args: dict[str, Any], folder: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def running(recipe: str, overrides: list[str]):
     """The built parts of a run, and a clean process after it."""
-    parts = build(recipe, overrides, stop=StopRequest(started_at=time.time()))
+    try:
+        parts = build(recipe, overrides, stop=StopRequest(started_at=time.time()))
+    except BaseException:
+        teardown()
+        raise
     try:
         yield parts
     finally:

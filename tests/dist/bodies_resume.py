@@ -29,6 +29,7 @@ def one_run(overrides: list[str], *, publish: bool = False) -> dict[str, Any]:
             ended = str(stop)
         if publish:
             export(parts, parts.folder / "final")
+        parts.saver.settle()
         weights = whole_weights(parts)
         lines = read_metrics(parts.folder / "metrics.jsonl") if parts.ranks.main else []
         kept = ("step", "loss", "grad_norm", "lr", "supervised_tokens", "eval_loss")
@@ -98,4 +99,14 @@ def tracked(args: dict[str, Any], folder: Path) -> dict[str, Any]:
                                  "lines": len(read_metrics(parts.folder / "metrics.jsonl"))}
         for key in env:
             os.environ.pop(key)
+    return results
+
+
+def gone_on(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train each configuration; its metrics, and those of a run that lies in a folder already."""
+    results = {"straight": read_metrics(Path(args["straight"]) / "metrics.jsonl")}
+    for name, overrides in args["runs"].items():
+        with running(TINY, [*overrides, f"run.output_dir={folder / name}"]) as parts:
+            train(parts)
+        results[name] = read_metrics(folder / name / "metrics.jsonl")
     return results

@@ -40,19 +40,20 @@ def test_dropout_is_really_on(results):
     assert results["ddp-dropout"]["straight"] != results["ddp"]["straight"]
 
 
-def test_a_checkpoint_of_another_run_is_refused(results, tmp_path):
-    runs = {"base": [*COMMON, "schedule.max_steps=2", f"run.output_dir={tmp_path}/base"]}
-    spawn("dist.bodies_resume:publish", world_size=1, args={"runs": {"base": runs["base"][:-1]}}, folder=tmp_path,
-          timeout_s=60)
-    again = [*COMMON, "schedule.max_steps=2", f"run.output_dir={tmp_path}/base"]
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    base = [*COMMON, "schedule.max_steps=2", "checkpoint.every_steps=1"]
+    spawn("dist.bodies_resume:publish", world_size=1, args={"runs": {"base": base}}, folder=tmp_path, timeout_s=60)
+    again = [*base, f"run.output_dir={tmp_path}/base"]
+    first = tmp_path / "base" / "checkpoints" / "step-00000001"
     messages = spawn("dist.bodies_resume:refused", world_size=1, folder=tmp_path, timeout_s=60, args={"runs": {
         "other-lr": [*again, "optim.lr=1e-4"],
-        "other-strategy": [*again, "strategy=zero2"],
         "never": [*again, "checkpoint.resume=never"],
         "no-such": [*again, f"checkpoint.resume={tmp_path}/nothing"],
+        "older": [*again, f"checkpoint.resume={first}"],
+        "other-strategy": [*again, "strategy=zero2"],
         "other-micro-batch": [*again, "batch.max_tokens_per_micro_batch=700"]}})[0]
     assert "optim was" in messages["other-lr"] and "Choose another run.output_dir" in messages["other-lr"]
-    assert "saved by ddp on 1 ranks and cannot go on as zero2" in messages["other-strategy"]
     assert "checkpoint.resume=never, but" in messages["never"]
     assert "no complete checkpoint there" in messages["no-such"]
-    assert messages["other-micro-batch"] == ""  # only the split differs, so the curve goes on
+    assert f"checkpoint.resume={first} is of step 1, but" in messages["older"]
+    assert messages["other-strategy"] == messages["other-micro-batch"] == ""  # the curve goes on, however it is split

@@ -1,116 +1,202 @@
-"""Write a checkpoint so that it is complete or absent, and load it so that the run goes on exactly."""
+"""Publish a checkpoint so that it is complete or absent; find the newest sound one; bring it back exactly.
+
+All functions are called by every rank, together, and all ranks come to the same end.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-import random
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from shardwise import dist
-from shardwise.checkpoint import layout
-from shardwise.errors import SaveError
+from shardwise.checkpoint import layout, rng, slices, state
+from shardwise.checkpoint.pieces import Holder
+from shardwise.checkpoint.slices import Slice
+from shardwise.dist import Ranks
+from shardwise.errors import CheckpointError, SaveError
 
-RNG = "rng-{rank:05d}.pt"
-
-
-class Shards(Protocol):
-    """The part of a strategy that knows its own files (checkpoint/shards.py)."""
-
-    def save(self, folder: Path) -> None:
-        """Write weights and optimizer state; called on every rank."""
-
-    def load(self, folder: Path) -> None:
-        """Read them back in place; called on every rank."""
+log = logging.getLogger("shardwise")
+T = TypeVar("T")
 
 
-def save(root: Path, step: int, shards: Shards, meta: dict[str, Any], *, rank: int, keep: int) -> Path:
-    """Publish `root/step-XXXXXXXX` on all ranks together, then remove all but the newest `keep`.
+class Saver:
+    """Publishes the checkpoints of a run; with `background`, from a copy in memory while training goes on."""
 
-    Raises SaveError on every rank when any of them could not write; earlier checkpoints stay as they are.
-    """
-    final = root / layout.folder_name(step)
-    part = final.with_name(final.name + ".part")
+    def __init__(self, root: Path, holder: Holder, ranks: Ranks, *, keep: int, keep_best: int,
+                 background: bool) -> None:
+        self.root, self.holder, self.ranks = root, holder, ranks
+        self.keep, self.keep_best, self.background = keep, keep_best, background
+        self.group = dist.second_group()
+        self.failures = 0
+        """Saves that failed since the last one that did not; the same on every rank."""
+        self._thread: threading.Thread | None = None
+        self._problem: SaveError | None = None
+        self._copies: dict[str, torch.Tensor] = {}
 
-    def prepare() -> None:
-        if rank == 0:
+    def save(self, step: int, meta: dict[str, Any], *, must: bool) -> float:
+        """Publish `root/step-XXXXXXXX`, then remove what is superfluous; returns the seconds the caller waited.
+
+        A save that fails is a warning; one that fails right after another, or with `must`, raises SaveError on every
+        rank. Earlier checkpoints stay as they are. With `must`, it is complete when this returns.
+        """
+        began = time.perf_counter()
+        self.settle()
+        captured, generators = state.captured(self.holder), rng.capture()
+        meta = {"format": layout.FORMAT, "step": step, "shapes": self.holder.shapes(), **meta}
+        if self.background and not must:
+            copies = self._copied(captured)
+            self._thread = threading.Thread(target=self._publish, args=(step, copies, generators, meta))
+            self._thread.start()
+        else:
+            self._publish(step, captured, generators, meta)
+            self.settle(must=must)
+        return time.perf_counter() - began
+
+    def settle(self, *, must: bool = False) -> None:
+        """Wait for a save under way. Raises SaveError as `save` says."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        problem, self._problem = self._problem, None
+        if problem is None:
+            return
+        if must or self.failures > 1:
+            raise problem
+        if self.ranks.main:
+            log.warning("%s; training goes on, and stops if the next checkpoint cannot be written either", problem)
+
+    def load(self, folder: Path, *, seed: int) -> dict[str, Any]:
+        """Bring weights, optimizer state and random generators back; returns the checkpoint's meta data."""
+        self.settle()
+        meta = layout.read_meta(folder)
+        state.restore(folder / layout.STATE, self.holder)
+        own = folder / rng.file_name(self.ranks.rank)
+        if meta["world_size"] == self.ranks.world_size and own.is_file():
+            rng.restore(own)
+        else:  # other ranks, other shares of the batch: there is no state to go on with
+            rng.reseed(seed, meta["step"], self.ranks.rank)
+        return meta
+
+    def _copied(self, captured: dict[str, Slice]) -> dict[str, Slice]:
+        """The same in host memory of our own, which is kept for the next time."""
+        copies = {}
+        for name, piece in captured.items():
+            buffer = self._copies.get(name)
+            if buffer is None:
+                buffer = torch.empty(piece.tensor.shape, dtype=piece.tensor.dtype, pin_memory=piece.tensor.is_cuda)
+                self._copies[name] = buffer
+            buffer.copy_(piece.tensor, non_blocking=True)
+            copies[name] = Slice(buffer, piece.size, piece.start)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return copies
+
+    def _publish(self, step: int, captured: dict[str, Slice], generators: dict[str, Any], meta: dict[str, Any]) -> None:
+        """All of a save, on whichever thread; the outcome is left for `settle`."""
+        final = self.root / layout.folder_name(step)
+        part = final.with_name(final.name + ".part")
+        try:
+            self._together(lambda: self._prepare(part), final)
+            self._together(lambda: slices.write(part / layout.STATE, captured, group=self.group), final)
+            sums = self._together(lambda: self._seal(part, generators), final)
+            everyone = dist.gathered(sums, self.group)
+            files = {name: value for found in everyone for name, value in found.items()}
+            self._together(lambda: self._rename(part, final, {**meta, "files": files}), final)
+            self.failures = 0
+        except SaveError as error:
+            self.failures += 1
+            self._problem = error
+            if self.ranks.main:
+                shutil.rmtree(part, ignore_errors=True)  # it may be what the space is needed for
+
+    def _prepare(self, part: Path) -> None:
+        if self.ranks.main:
             shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
+            (part / layout.STATE).mkdir(parents=True)
 
-    def write() -> None:
-        shards.save(part)
-        _write_durably(part / RNG.format(rank=rank), lambda path: torch.save(_rng_state(), path))
+    def _seal(self, part: Path, generators: dict[str, Any]) -> dict[str, str]:
+        """Write this rank's generators, make all of its files durable, and sum them up."""
+        own = part / rng.file_name(self.ranks.rank)
+        rng.write(own, generators)
+        files = [own, *slices.own_files(part / layout.STATE, self.ranks.rank)]
+        for path in files:
+            sync(path)
+        return {str(path.relative_to(part)): layout.checksum(path) for path in files}
 
-    def publish() -> None:
-        if rank == 0:
-            _write_durably(part / layout.META, lambda path: path.write_text(json.dumps(meta, indent=2)))
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(part, final)
-            _sync_folder(root)
-            for old in layout.complete(root)[:-keep]:
-                shutil.rmtree(old)
+    def _rename(self, part: Path, final: Path, meta: dict[str, Any]) -> None:
+        if not self.ranks.main:
+            return
+        path = part / layout.META
+        path.write_text(json.dumps(meta, indent=2), encoding="utf-8")
+        for entry in (path, part / layout.STATE, part):
+            sync(entry)
+        remove(final)
+        os.replace(part, final)
+        sync(self.root)
+        for old in layout.superfluous(self.root, keep=self.keep, keep_best=self.keep_best):
+            remove(old)
 
-    for stage in (prepare, write, publish):
-        _together(stage, final)
-    return final
+    def _together(self, stage: Callable[[], T], target: Path) -> T:
+        """Run a stage on every rank; if it fails on any, all of them raise."""
+        problem: Exception | None = None
+        try:
+            result = stage()
+        except Exception as error:  # whatever it is, the others wait
+            problem = error
+        failed = dist.gathered(None if problem is None else f"{type(problem).__name__}: {problem}", self.group)
+        first = next(filter(None, failed), None)
+        if first is not None:
+            raise SaveError(f"{target}: could not be written: {first}; earlier checkpoints are intact")
+        return result
 
 
-def load(folder: Path, shards: Shards, *, rank: int) -> None:
-    """Bring weights, optimizer state and this rank's random generators back."""
-    shards.load(folder)
-    own = folder / RNG.format(rank=rank)
-    if own.is_file():  # absent only for ranks that the saving run did not have
-        _set_rng_state(torch.load(own, weights_only=True))
+def find(root: Path, ranks: Ranks) -> Path | None:
+    """The newest checkpoint beneath `root` that is complete and sound; None when there is none at all.
+
+    What is broken is named in the log. Raises CheckpointError when there are checkpoints and all of them are broken.
+    """
+    group = dist.second_group()
+    candidates: list[Path] = dist.gathered(layout.complete(root), group)[0]  # rank 0's view of a shared disk
+    for folder in reversed(candidates):
+        problems = examine(folder, ranks)
+        if not problems:
+            return folder
+        if ranks.main:
+            log.warning("%s is broken and left aside: %s", folder, "; ".join(problems[:3]))
+    if candidates:
+        raise CheckpointError(f"every checkpoint in {root} is broken (see above); remove that folder to begin anew")
+    return None
 
 
-def _together(stage: Callable[[], None], target: Path) -> None:
-    """Run a stage on every rank; if it fails on any, all of them raise."""
-    problem: OSError | RuntimeError | None = None
+def examine(folder: Path, ranks: Ranks) -> list[str]:
+    """What is wrong with a checkpoint, on every rank; each of them reads a share of the files."""
     try:
-        stage()
-    except (OSError, RuntimeError) as error:
-        problem = error
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    failed = dist.sum_over_ranks(torch.tensor([float(problem is not None)], device=device)).item()
-    if failed:
-        raise SaveError(f"{target}: could not be written{f': {problem}' if problem else ' by another rank'}; "
-                        "earlier checkpoints are intact")
+        listed = sorted(layout.read_meta(folder)["files"].items())
+        problems = layout.unsound(folder, listed[ranks.rank::ranks.world_size])
+    except CheckpointError as error:
+        problems = [str(error)]
+    return list(dict.fromkeys(problem for found in dist.gathered(problems, dist.second_group()) for problem in found))
 
 
-def _write_durably(path: Path, write: Callable[[Path], object]) -> None:
-    write(path)
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+def remove(folder: Path) -> None:
+    """Remove a checkpoint so that half of it is never taken for a whole one."""
+    (folder / layout.META).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file or a folder's list of names durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _rng_state() -> dict[str, Any]:
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    version, internal, gauss = random.getstate()
-    return {"torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
-            "python": [version, list(internal), gauss]}
-
-
-def _set_rng_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))

@@ -68,6 +68,14 @@ def _data(config: Config) -> Iterator[tuple[str, str]]:
                    "others and cannot be left out afterwards; use error or report")
     if config.eval.every_steps is not None and not config.data.eval:
         yield "eval.every_steps", "eval.every_steps is set but data.eval is empty; add held-out data"
+    for key, wanted in (("eval.patience", config.eval.patience is not None),
+                        ("checkpoint.keep_best", config.checkpoint.keep_best > 0)):
+        if wanted and config.eval.every_steps is None:
+            yield key, f"{key} is set but eval.every_steps is not; say how often to evaluate, and on what in data.eval"
+    if config.eval.final == "best" and config.checkpoint.keep_best == 0:
+        yield "eval.final", "eval.final=best takes a kept checkpoint; set checkpoint.keep_best=1"
+    if config.eval.min_delta and config.eval.patience is None:
+        yield "eval.min_delta", "eval.min_delta has no meaning without eval.patience; set that too"
     if config.eval.generate_samples and (not config.data.eval or config.data.task == "pretrain"):
         yield "eval.generate_samples", "eval.generate_samples needs held-out chats in data.eval (task sft)"
 

@@ -253,11 +253,17 @@ class LaunchConfig:
 class CheckpointConfig:
     every_steps: Count | None = None
     """Optimizer steps between checkpoints; only at the end and on a stop when not set."""
+    every_minutes: Positive | None = None
+    """The same by the clock: at the first step after this many minutes without a checkpoint. Both may be set."""
     keep: Count = 2
-    """Complete checkpoints to keep; older ones go after a newer one is complete."""
+    """Newest complete checkpoints to keep; older ones go after a newer one is complete."""
+    keep_best: Annotated[int, Range(0)] = 0
+    """Besides those, keep this many of the lowest evaluation loss; an evaluation that is among them also saves."""
     resume: str = "auto"
-    """auto: go on from the newest complete checkpoint in the run folder, if any. never: refuse a folder
-    that has one. Anything else: the folder of a checkpoint, which must be complete."""
+    """auto: go on from the newest complete checkpoint in the run folder, if any, on any number of ranks and with any
+    strategy. never: refuse a folder that has one. Anything else: the folder of a checkpoint, which must be complete."""
+    async_save: bool = False
+    """Copy the state to host memory and write it to disk while training goes on; needs as much memory again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,6 +274,12 @@ class EvalConfig:
     """Held-out conversations answered greedily at each evaluation, written to the log."""
     max_new_tokens: Count = 64
     """Longest generated sample, in tokens."""
+    patience: Count | None = None
+    """End training after this many evaluations in a row without a new lowest loss."""
+    min_delta: NonNegative = 0.0
+    """How much lower than the lowest so far a loss must be to count for `patience`, in nats."""
+    final: Literal["last", "best"] = "last"
+    """Weights of `final/`: those of the last step, or of the kept checkpoint with the lowest evaluation loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

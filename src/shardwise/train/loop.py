@@ -9,8 +9,7 @@ import time
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from shardwise import outcome
-from shardwise.checkpoint import store
+from shardwise import dist, outcome
 from shardwise.errors import Stopped
 from shardwise.train.evaluate import evaluate, samples
 from shardwise.train.parts import Parts
@@ -24,12 +23,12 @@ log = logging.getLogger("shardwise")
 def train(parts: Parts) -> None:
     """Run from `parts.start_step` to the end of the plan. Raises Stopped after an early, complete checkpoint."""
     config, plan = parts.resolved.config, parts.plan
-    if parts.start_step == 0:
-        score(parts, 0)
+    if parts.start_step == 0 and (loss := score(parts, 0)) is not None:
+        parts.best.saw(loss, step=0)
     progress = tqdm(total=plan.num_steps, initial=parts.start_step, unit="step", disable=not parts.ranks.main,
                     dynamic_ncols=True, desc=config.run.name)
     with logging_redirect_tqdm(), progress as bar:
-        for step in range(parts.start_step, plan.num_steps):
+        for step in range(parts.start_step, 0 if parts.best.exhausted else plan.num_steps):
             began = time.perf_counter()
             data = parts.step_data(step)
             lr = lr_at(step, peak=config.optim.lr, plan=plan, schedule=config.schedule)
@@ -45,11 +44,14 @@ def train(parts: Parts) -> None:
             bar.update()
             bar.set_postfix_str(f"loss {result.loss:.4f}, lr {lr:.2e}", refresh=False)
             last = done == plan.num_steps
-            if due(done, config.eval.every_steps, last):
-                score(parts, done)
+            loss = score(parts, done) if due(done, config.eval.every_steps, last) else None
+            worth_keeping = loss is not None and parts.best.saw(loss, step=done)
+            last = last or parts.best.exhausted
             stopping = (result.stop or done == config.run.stop_after) and not last
-            if due(done, config.checkpoint.every_steps, last or stopping):
-                save(parts, done)
+            if due(done, config.checkpoint.every_steps, last or stopping or worth_keeping):
+                save(parts, done, eval_loss=loss, must=last or stopping)
+            if last:
+                break
             if stopping:
                 reason = parts.stop.reason or ("run.stop_after" if done == config.run.stop_after else "another rank")
                 raise Stopped(f"stopped after step {done} of {plan.num_steps} ({reason}); the checkpoint of step "
@@ -61,11 +63,12 @@ def due(step: int, every: int | None, force: bool) -> bool:
     return force or (every is not None and step % every == 0)
 
 
-def score(parts: Parts, step: int) -> None:
-    """Evaluate and answer samples; rank 0 writes them down."""
+def score(parts: Parts, step: int) -> float | None:
+    """Evaluate and answer samples; rank 0 writes them down. Returns rank 0's evaluation loss, on every rank."""
     line, written = evaluate(parts, step), samples(parts, step)
+    loss: float | None = dist.gathered(None if line is None else line["eval_loss"], dist.second_group())[0]
     if parts.metrics is None:
-        return
+        return loss
     if line is not None:
         parts.metrics.write(line)
         log.info("step %d: eval_loss %.4f (perplexity %.2f)", step, line["eval_loss"], line["eval_perplexity"])
@@ -74,11 +77,11 @@ def score(parts: Parts, step: int) -> None:
             file.write(json.dumps(sample, ensure_ascii=False) + "\n")
         asked, replied = (sample[key].strip().replace("\n", " / ") for key in ("prompt", "reply"))
         log.info("step %d, asked: ...%s\n  replied: %s", step, asked[-160:], replied[:400])
+    return loss
 
 
-def save(parts: Parts, step: int) -> None:
+def save(parts: Parts, step: int, *, eval_loss: float | None, must: bool) -> None:
     """Publish a checkpoint on all ranks together."""
-    meta = {**parts.manifest["identity"], "step": step, "feed": parts.feed.state(),
-            "tracker_run_id": parts.manifest.get("tracker_run_id")}
-    store.save(parts.folder / "checkpoints", step, parts.shards, meta, rank=parts.ranks.rank,
-               keep=parts.resolved.config.checkpoint.keep)
+    parts.saver.save(step, {**parts.manifest["identity"], "feed": parts.feed.state(), "eval_loss": eval_loss,
+                            "loop": {"best": parts.best.state()},
+                            "tracker_run_id": parts.manifest.get("tracker_run_id")}, must=must)

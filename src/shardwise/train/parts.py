@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from shardwise.checkpoint.store import Shards
+from shardwise.checkpoint.store import Saver
 from shardwise.config.resolve import Resolved, StepPlan
 from shardwise.data.steps.batch import Batch, make_batch
 from shardwise.data.steps.feed import Feed, Rows
 from shardwise.data.steps.windows import Window, computed_tokens, split
 from shardwise.data.store.examples import Examples
 from shardwise.dist import Ranks
+from shardwise.train.best import Best
 from shardwise.train.engine import Engine
 from shardwise.train.inputs import Inputs
 from shardwise.train.metrics import Metrics
@@ -50,7 +51,8 @@ class Parts:
     ranks: Ranks
     device: torch.device
     engine: Engine
-    shards: Shards
+    saver: Saver
+    best: Best
     inputs: Inputs
     feed: Feed
     packing: bool

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise import dist
+from shardwise.checkpoint import layout
 from shardwise.checkpoint.export import check_logits, gathered_state, write_final
 from shardwise.config import show
 from shardwise.train.loop import train
@@ -26,7 +27,7 @@ def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
     """Train, then publish `final/`; returns that folder. Raises ShardwiseError for whatever is explained."""
     parts = build(recipe, overrides, stop=stop)
     final = parts.folder / "final"
-    if parts.start_step == parts.plan.num_steps and (final / "config.json").is_file():
+    if (parts.start_step == parts.plan.num_steps or parts.best.exhausted) and (final / "config.json").is_file():
         if parts.ranks.main:
             log.info("already finished at step %d; the model is in %s", parts.start_step, final)
         return final
@@ -37,6 +38,8 @@ def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
         (parts.folder / "resolved.yaml").write_text(show.text(parts.resolved) + "\n", encoding="utf-8")
     try:
         train(parts)
+        if parts.resolved.config.eval.final == "best":
+            take_best(parts)
         export(parts, final)
     finally:
         if parts.metrics is not None:
@@ -50,6 +53,15 @@ def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
         log.info("done: the model is in %s, its curves in %s; %.1f%% of the computed tokens were real ones", final,
                  parts.folder / "report.html", 100 * efficiency)
     return final
+
+
+def take_best(parts: Parts) -> None:
+    """Put the weights of the kept checkpoint with the lowest evaluation loss in place of the last ones."""
+    root = parts.folder / "checkpoints"
+    folder: Path = dist.gathered(next(iter(layout.best(root))), dist.second_group())[0]
+    parts.saver.load(folder, seed=parts.resolved.config.run.seed)
+    if parts.ranks.main:
+        log.info("the weights are those of %s, eval_loss %.4f", folder, layout.read_meta(folder)["eval_loss"])
 
 
 def keep_log(path: Path) -> None:

@@ -18,16 +18,18 @@ import torch
 
 from shardwise import dist
 from shardwise.checkpoint import layout, store
-from shardwise.checkpoint.shards import DeepSpeedShards, TorchShards
+from shardwise.checkpoint.pieces import Holder, TorchHolder, Zero3Holder, ZeroHolder
 from shardwise.config.launcher import from_environment
 from shardwise.config.load import load
 from shardwise.config.resolve import Resolved, resolve
+from shardwise.dist import Ranks
 from shardwise.errors import CheckpointError, ConfigError
 from shardwise.model.adapters import add_adapter
 from shardwise.model.load import draw_fresh, load_model
 from shardwise.model.loss import router_settings
 from shardwise.model.probes import isolates, packing_leak
 from shardwise.train import ops
+from shardwise.train.best import Best
 from shardwise.train.engine import DeepSpeedEngine, Engine, TorchEngine
 from shardwise.train.inputs import load_inputs
 from shardwise.train.metrics import Metrics, Tracker, WandbTracker
@@ -56,28 +58,30 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     draw_fresh(resolved, vocabulary=len(inputs.tokenizer))
     ops.build(ops.needed(resolved))
     accelerator = make_accelerator(resolved)
-    resume = _checkpoint_to_resume(resolved, facts)
-    dist.agree({"recipe and data": facts["identity"], "checkpoint": str(resume)}, ranks.world_size)
+    dist.agree({"recipe and data": facts["identity"], "run folder": config.run.output_dir}, ranks.world_size)
+    resume = _checkpoint_to_resume(resolved, facts, ranks)
     if config.run.stop_after is not None and config.run.stop_after > plan.num_steps:
         raise ConfigError(f"{resolved.origins['run.stop_after']}: run.stop_after={config.run.stop_after} is more than "
                           f"the {plan.num_steps} steps of this run")
 
     torch.manual_seed(config.run.seed)
-    engine, shards = make_engine(resolved, accelerator, inputs.tokenizer, rank=ranks.rank)
+    engine, holder = make_engine(resolved, accelerator, inputs.tokenizer, ranks)
     packing = _packing(resolved, engine, accelerator.device)
-    start_step, state = 0, {}
+    best = Best(keep=config.checkpoint.keep_best, patience=config.eval.patience, min_delta=config.eval.min_delta)
+    saver = store.Saver(_root(resolved), holder, ranks, keep=config.checkpoint.keep,
+                        keep_best=config.checkpoint.keep_best, background=config.checkpoint.async_save)
+    meta: dict[str, Any] = {}
     if resume is not None:
-        store.load(resume, shards, rank=ranks.rank)
-        meta = layout.read_meta(resume)
-        start_step, state = meta["step"], meta.get("feed", {})
+        meta = saver.load(resume, seed=config.run.seed)
+        best.load(meta["loop"]["best"])
     else:
         torch.manual_seed(config.run.seed + 1 + ranks.rank)  # dropout differs between ranks
     metrics = _metrics(resolved, accelerator, facts, resume) if ranks.main else None
     return Parts(
-        resolved=resolved, plan=plan, ranks=ranks, device=accelerator.device, engine=engine, shards=shards,
-        inputs=inputs, feed=inputs.feed(state), packing=packing,
+        resolved=resolved, plan=plan, ranks=ranks, device=accelerator.device, engine=engine, saver=saver, best=best,
+        inputs=inputs, feed=inputs.feed(meta.get("feed", {})), packing=packing,
         router=router_settings(engine.module.config), autocast=autocast(resolved, accelerator.device),
-        metrics=metrics, manifest=facts, start_step=start_step, stop=stop)
+        metrics=metrics, manifest=facts, start_step=meta.get("step", 0), stop=stop)
 
 
 def _asked_processes(resolved: Resolved) -> int | None:
@@ -122,8 +126,8 @@ def autocast(resolved: Resolved, device: torch.device) -> Callable[[], Any]:
     return contextlib.nullcontext
 
 
-def make_engine(resolved: Resolved, accelerator: Any, tokenizer: Any, *, rank: int) -> tuple[Engine, Any]:
-    """The model behind its strategy, and how that strategy's state is saved."""
+def make_engine(resolved: Resolved, accelerator: Any, tokenizer: Any, ranks: Ranks) -> tuple[Engine, Holder]:
+    """The model behind its strategy, and where that keeps its state."""
     config = resolved.config
     model = add_adapter(load_model(resolved, vocabulary=len(tokenizer)), config.adapter)
     model.train()
@@ -133,10 +137,11 @@ def make_engine(resolved: Resolved, accelerator: Any, tokenizer: Any, *, rank: i
     optimizer = make_optimizer(model, config.optim, fused=resolved.offload == "none")
     wrapped, prepared = accelerator.prepare(model, optimizer)
     if resolved.deepspeed is not None:
-        return DeepSpeedEngine(wrapped), DeepSpeedShards(wrapped, frozen=config.adapter.kind != "none")
+        zero3 = resolved.strategy == "zero3"
+        return DeepSpeedEngine(wrapped), Zero3Holder(wrapped, rank=ranks.rank) if zero3 else ZeroHolder(wrapped)
     engine = TorchEngine(wrapped, model, optimizer, max_grad_norm=config.optim.max_grad_norm,
                          autocast=autocast(resolved, accelerator.device))
-    return engine, TorchShards(model, optimizer, rank=rank)
+    return engine, TorchHolder(model, optimizer, rank=ranks.rank, world_size=ranks.world_size)
 
 
 def _packing(resolved: Resolved, engine: Engine, device: torch.device) -> bool:
@@ -159,32 +164,44 @@ def _isolates(resolved: Resolved, engine: Engine, device: torch.device) -> bool:
     return isolates(leak, low_precision=resolved.config.precision == "bf16")
 
 
-def _checkpoint_to_resume(resolved: Resolved, facts: dict[str, Any]) -> Path | None:
+def _root(resolved: Resolved) -> Path:
+    return Path(resolved.config.run.output_dir or "") / "checkpoints"
+
+
+def _checkpoint_to_resume(resolved: Resolved, facts: dict[str, Any], ranks: Ranks) -> Path | None:
+    """The checkpoint to go on from, sound and of this run. Called on every rank; raises CheckpointError."""
     wanted, origin = resolved.config.checkpoint.resume, resolved.origins["checkpoint.resume"]
-    root = Path(resolved.config.run.output_dir or "") / "checkpoints"
-    newest = layout.latest(root)
+    root = _root(resolved)
+    newest: Path | None = dist.gathered(layout.latest(root), dist.second_group())[0]  # rank 0's view of a shared disk
     if wanted == "never" and newest is not None:
         raise CheckpointError(f"{origin}: checkpoint.resume=never, but {newest} exists; choose another "
                               "run.output_dir or remove that folder")
-    folder = newest if wanted in ("auto", "never") else Path(wanted)
+    if wanted == "never" or (wanted == "auto" and newest is None):
+        return None
+    folder = store.find(root, ranks) if wanted == "auto" else _named(Path(wanted), newest, origin, ranks)
     if folder is not None:
         _refuse_foreign(folder, layout.read_meta(folder), facts["identity"])
     return folder
 
 
+def _named(folder: Path, newest: Path | None, origin: str, ranks: Ranks) -> Path:
+    """A checkpoint given by name: sound, and with no newer one in its way."""
+    step = layout.read_meta(folder)["step"]
+    if problems := store.examine(folder, ranks):
+        raise CheckpointError(f"{origin}: checkpoint.resume={folder} is broken: {'; '.join(problems[:3])}")
+    if newest is not None and layout.step_of(newest) > step:
+        raise CheckpointError(f"{origin}: checkpoint.resume={folder} is of step {step}, but {newest} is newer and "
+                              "the next start would go on from it; remove it or choose another run.output_dir")
+    return folder
+
+
 def _refuse_foreign(folder: Path, meta: dict[str, Any], own: dict[str, Any]) -> None:
-    """A checkpoint goes on only where the same curve would be computed."""
+    """A checkpoint goes on only where the same curve would be computed; how the work is split is free."""
     differing = [f"{key} was {json.dumps(meta['curve'].get(key))[:200]} and is {json.dumps(value)[:200]}"
                  for key, value in json.loads(json.dumps(own["curve"])).items() if meta["curve"].get(key) != value]
     if differing:
         raise CheckpointError(f"{folder} belongs to another run: {'; '.join(differing)}. "
                               "Choose another run.output_dir, or put the settings back")
-    if meta["strategy"] != own["strategy"] or \
-            (own["strategy"] != "ddp" and meta["world_size"] != own["world_size"]):
-        raise CheckpointError(
-            f"{folder} was saved by {meta['strategy']} on {meta['world_size']} ranks and cannot go on as "
-            f"{own['strategy']} on {own['world_size']}; start with strategy={meta['strategy']} on "
-            f"{meta['world_size']} ranks")
 
 
 def _metrics(resolved: Resolved, accelerator: Any, facts: dict[str, Any], resume: Path | None) -> Metrics:

@@ -1,0 +1,82 @@
+"""Saved by any strategy on any number of ranks, gone on with by any other: the curve of the run that never stopped."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist.harness import spawn
+
+STRATEGIES = {"ddp": ["strategy=ddp"], "zero1": ["strategy=zero1"], "zero2": ["strategy=zero2"],
+              "zero3": ["strategy=zero3"], "zero2-offload": ["strategy=zero2", "offload=optimizer"],
+              "zero3-offload": ["strategy=zero3", "offload=params"]}
+COMMON = ["batch.examples_per_step=6", "batch.max_tokens_per_micro_batch=400", "data.max_length=400",
+          "schedule.max_steps=4", "data.eval=[]"]
+STOP = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("elastic")
+
+
+@pytest.fixture(scope="module")
+def saved(folder: Path) -> dict[tuple[str, int], Path]:
+    """(strategy, ranks) -> a checkpoint of step STOP; and the run that never stopped, as ("straight", 1)."""
+    places = {}
+    for ranks in (1, 2):
+        runs = {f"{name}x{ranks}": [*COMMON, *words, f"run.stop_after={STOP}"] for name, words in STRATEGIES.items()}
+        if ranks == 1:
+            runs["straight"] = [*COMMON, "strategy=ddp"]
+        spawn("dist.bodies_resume:publish", world_size=ranks, args={"runs": runs}, folder=folder, timeout_s=180)
+        places |= {(name, ranks): folder / f"{name}x{ranks}" / "checkpoints" / f"step-{STOP:08d}"
+                   for name in STRATEGIES}
+    return places
+
+
+@pytest.mark.parametrize(("there", "here"), [(2, 1), (1, 2), (2, 2)])
+def test_every_pairing_goes_on_with_the_same_curve(folder: Path, saved: dict[tuple[str, int], Path], there: int,
+                                                   here: int) -> None:
+    pairs = [(a, b) for a, b in itertools.product(STRATEGIES, STRATEGIES) if there != here or a != b]
+    runs = {f"{a}x{there}-{b}x{here}": [*COMMON, *STRATEGIES[b], f"checkpoint.resume={saved[a, there]}"]
+            for a, b in pairs}
+    lines = spawn("dist.bodies_resume:gone_on", world_size=here, folder=folder, timeout_s=280, args={
+        "straight": str(folder / "straight"), "runs": runs})[0]
+    expected = [line for line in lines["straight"] if line["step"] > STOP]
+    assert len(expected) == 2
+    for name in runs:
+        assert [line["step"] for line in lines[name]] == [3, 4], name
+        for got, want in zip(lines[name], expected, strict=True):
+            assert got["examples"] == want["examples"] and got["lr"] == want["lr"], name
+            for key in ("loss", "grad_norm"):
+                assert got[key] == pytest.approx(want[key], rel=1e-5), (name, key)
+
+
+def test_examples_are_those_of_the_run_that_never_stopped(saved: dict[tuple[str, int], Path]) -> None:
+    """The data order is a function of the step alone, so a checkpoint holds nothing of it that could be lost."""
+    import json
+
+    for place in saved.values():
+        assert json.loads((place / "meta.json").read_text())["feed"] == {}
+
+
+def test_what_is_on_disk_does_not_depend_on_the_split(saved: dict[tuple[str, int], Path]) -> None:
+    import torch
+
+    from shardwise.checkpoint import slices
+    from shardwise.checkpoint.slices import Slice
+
+    whole: dict[tuple[str, int], dict[str, Any]] = {}
+    for key, place in saved.items():
+        sizes = slices.sizes(place / "state")
+        whole[key] = {name: torch.full((size,), float("nan")) for name, size in sizes.items()}
+        slices.read(place / "state", {name: Slice(tensor, tensor.numel(), 0) for name, tensor in whole[key].items()})
+    names = whole["ddp", 1].keys()
+    assert {name.partition("/")[0] for name in names} == {"weight", "exp_avg", "exp_avg_sq", "step"}
+    for key, tensors in whole.items():
+        assert tensors.keys() == names, key
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(tensor, whole["ddp", 1][name], rtol=2e-4, atol=3e-6, msg=f"{key} {name}")
