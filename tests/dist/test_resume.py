@@ -16,9 +16,19 @@ COMMON = ["batch.examples_per_step=6", "batch.max_tokens_per_micro_batch=400", "
           "data.max_length=400"]
 
 
+LORA = ["adapter.kind=lora", "adapter.rank=4", "adapter.dropout=0.1", "adapter.modules_to_save=[norm]",
+        "model.from_config=null"]
+ADAPTERS = {"ddp-lora": ["strategy=ddp"], "zero2-lora": ["strategy=zero2"], "zero3-lora": ["strategy=zero3"],
+            "ddp-lora-bf16": ["strategy=ddp", "precision=bf16"], "zero2-lora-bf16": ["strategy=zero2", "precision=bf16"]}
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    spawn("dist.bodies_resume:publish", world_size=1, folder=folder, timeout_s=60, args={
+        "runs": {"base": [*COMMON, "schedule.max_steps=1"]}})
     runs = {name: [*COMMON, *split] for name, split in SPLITS.items()}
+    runs |= {name: [*COMMON, *LORA, *split, f"model.path={folder}/base/final"] for name, split in ADAPTERS.items()}
     runs["ddp-dropout"] = [*COMMON, "strategy=ddp", DROPOUT]
     runs["zero2-dropout"] = [*COMMON, "strategy=zero2", DROPOUT]
     found = spawn("dist.bodies_resume:straight_and_resumed", world_size=2, args={"runs": runs},
@@ -26,7 +36,7 @@ def results(tmp_path_factory):
     return found[0]
 
 
-@pytest.mark.parametrize("name", [*SPLITS, "ddp-dropout", "zero2-dropout"])
+@pytest.mark.parametrize("name", [*SPLITS, *ADAPTERS, "ddp-dropout", "zero2-dropout"])
 def test_resumed_equals_straight(results, name):
     run = results[name]
     assert run["start_step"] == 3
