@@ -6,15 +6,18 @@ import contextlib
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file
 
 from dist.bodies import running, whole_weights
+from shardwise.checkpoint import layout
 from shardwise.errors import Stopped, UserError
+from shardwise.train import loop
 from shardwise.train.loop import train
 from shardwise.train.metrics import read_metrics
-from shardwise.train.run import export
+from shardwise.train.run import export, take_best
 
 TINY = "recipes/tiny.yaml"
 
@@ -110,3 +113,27 @@ def gone_on(args: dict[str, Any], folder: Path) -> dict[str, Any]:
             train(parts)
         results[name] = read_metrics(folder / name / "metrics.jsonl")
     return results
+
+
+def scored(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A run whose evaluations say what each rank is told, to the end and once more; the step each start ended at."""
+    rank = int(os.environ["RANK"])
+    losses, steps, again = iter(args["losses"][rank]), [], ""
+    overrides = [*args["overrides"], f"run.output_dir={folder}/run"]
+
+    def told(parts: Any, step: int) -> dict[str, Any]:
+        return {"step": step, "eval_loss": next(losses), "eval_perplexity": 1.0, "eval_tokens": 1}
+
+    for start in range(2):
+        with patch.object(loop, "evaluate", told), running(TINY, overrides) as parts:
+            steps.append(parts.start_step)
+            if start and parts.best.exhausted:
+                again = "nothing to do"
+            train(parts)
+            if not start:
+                take_best(parts)
+                export(parts, parts.folder / "final")
+                newest = layout.latest(parts.folder / "checkpoints")
+                assert newest is not None
+                steps[-1] = layout.step_of(newest)
+    return {"steps": steps, "again": again}

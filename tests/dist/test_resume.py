@@ -19,7 +19,8 @@ COMMON = ["batch.examples_per_step=6", "batch.max_tokens_per_micro_batch=400", "
 LORA = ["adapter.kind=lora", "adapter.rank=4", "adapter.dropout=0.1", "adapter.modules_to_save=[norm]",
         "model.from_config=null"]
 ADAPTERS = {"ddp-lora": ["strategy=ddp"], "zero2-lora": ["strategy=zero2"], "zero3-lora": ["strategy=zero3"],
-            "ddp-lora-bf16": ["strategy=ddp", "precision=bf16"], "zero2-lora-bf16": ["strategy=zero2", "precision=bf16"]}
+            "ddp-lora-bf16": ["strategy=ddp", "precision=bf16"],
+            "zero2-lora-bf16": ["strategy=zero2", "precision=bf16"]}
 
 
 @pytest.fixture(scope="module")
