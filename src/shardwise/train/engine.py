@@ -97,7 +97,7 @@ class DeepSpeedEngine:
         self.module, self.scale = engine.module, scale
         self.committed = False
         self._allow: Allow = math.isfinite
-        self._norm = math.nan
+        self._norm, self._refused = math.nan, False
         optimizer = engine.optimizer
         self._gathers = hasattr(optimizer, "_get_norm_groups")
         """zero3: collectives in the forward pass too."""
@@ -131,7 +131,8 @@ class DeepSpeedEngine:
 
         total = float(combine_grad_norm_groups(norms))
         self._norm = total if self.scale is None else total / self.scale.value
-        return norms if self._allow(self._norm) else [torch.full_like(norms[0], math.inf)]
+        self._refused = not self._allow(self._norm)
+        return [torch.full_like(norms[0], math.inf)] if self._refused else norms
 
     def micro_step(self, loss: LossFn, *, last: bool) -> None:
         self.committed = self._gathers
@@ -147,8 +148,11 @@ class DeepSpeedEngine:
             group["lr"] = lr
         self._allow = allow
         self.engine.step()
+        if self._refused:
+            # Under offload DeepSpeed 0.19.8 leaves its low-precision gradients behind and would add the next to them.
+            left = getattr(self.engine.optimizer, "averaged_gradients", {})
+            left.update(dict.fromkeys(left))
         return self._norm
 
     def discard(self) -> None:
-        self._allow = lambda _: False
-        self.engine.step()
+        self.apply(0.0, lambda _: False)
