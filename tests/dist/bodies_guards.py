@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,24 +15,30 @@ import torch
 from dist.bodies import running
 from dist.plain import given
 from shardwise.errors import Stopped, TrainingError
-from shardwise.train import loop
+from shardwise.train import loop, loss_scale
+from shardwise.train import step as step_module
 from shardwise.train.guard import Refusal
 from shardwise.train.metrics import read_metrics
 from shardwise.train.parts import Parts
 from shardwise.train.step import StepResult
 
+SCALE = 2.0 ** 10
+"""fp16's first factor: from the product's the gradients of so small a model overflow by themselves."""
+
 
 def train_struck(args: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train every run of `args["runs"]` ({name: {rows, overrides, strikes, omit}}) and say what each rank saw.
 
-    `strikes` {step from 1: "nan", "inf" or a number the first gradient element is multiplied with} hits rank 1;
-    steps in `omit` are not carried out at all. Returns per run `ended`, `hashes` (of all this rank holds, after each
-    step), `norms`, and on rank 0 `metrics` and `guard` (the lines of the two files).
+    `strikes` {step from 1: strike} hits the last rank: "nan" and "inf" are put into one gradient element ("once inf"
+    at the first try only), a number multiplies the gradient, "loss nan" spoils the loss. Steps in `omit` are not
+    carried out at all. Returns per run `ended`, `start` and `hashes` (of all this rank holds, before the first and
+    after each step), `norms`, `again`, and on rank 0 `metrics` and `guard` (the lines of the two files).
     """
     results = {}
     for name, run in args["runs"].items():
         overrides = [*run["overrides"], f"run.output_dir={folder / run.get('folder', name)}"]
-        with given(run["rows"]), running(args["recipe"], overrides) as parts, \
+        with fp16_allowed(), patch.object(loss_scale, "FIRST", SCALE), given(run["rows"]), \
+                running(args["recipe"], overrides) as parts, \
                 struck(parts, run.get("strikes", {}), run.get("omit", [])) as seen:
             ended = "done"
             try:
@@ -47,6 +52,13 @@ def train_struck(args: dict[str, Any], folder: Path) -> dict[str, Any]:
     return results
 
 
+def fp16_allowed() -> Any:
+    """Within: DeepSpeed computes in fp16 on a CPU without kernels for it, slowly, which is enough for a test."""
+    from deepspeed.accelerator import get_accelerator
+
+    return patch.object(type(get_accelerator()), "is_fp16_supported", lambda self: True)
+
+
 def checkpoints(parts: Parts) -> list[str]:
     return sorted(path.name for path in (parts.folder / "checkpoints").glob("*"))
 
@@ -55,24 +67,30 @@ def checkpoints(parts: Parts) -> list[str]:
 def struck(parts: Parts, strikes: dict[str, Any], omit: list[int]) -> Iterator[dict[str, Any]]:
     """Within: the strikes happen, and what every step leaves behind is written down."""
     seen: dict[str, Any] = {"start": everything(parts), "hashes": [], "norms": [], "again": []}
-    real, now = loop.optimizer_step, parts.start_step
-    now_blow: Any = None
-    name, target = next((n, p) for n, p in parts.engine.module.named_parameters() if p.requires_grad)
+    real, real_losses = loop.optimizer_step, step_module.losses
+    blow: Any = None
+    target = next(p for p in parts.engine.module.parameters() if p.requires_grad)
 
     def spoil(gradient: torch.Tensor) -> torch.Tensor:
-        if now_blow is None:
+        if blow is None or blow == "loss nan":
             return gradient
         spoilt = gradient.clone()
-        if isinstance(now_blow, str):
-            spoilt.view(-1)[0] = float(now_blow)
+        if isinstance(blow, str):
+            spoilt.view(-1)[0] = float(blow.removeprefix("once "))
         else:
-            spoilt *= now_blow
+            spoilt *= blow
         return spoilt
 
+    def losses(*args: Any) -> Any:
+        cross_entropy, router_loss = real_losses(*args)
+        return cross_entropy * (math.nan if blow == "loss nan" else 1.0), router_loss
+
     def step(engine: Any, batches: Any, **numbers: Any) -> StepResult:
-        nonlocal now, now_blow
+        nonlocal blow
         now = parts.start_step + len(seen["hashes"]) + 1
-        now_blow = strikes.get(str(now)) if parts.ranks.rank == parts.ranks.world_size - 1 else None
+        blow = strikes.get(str(now)) if parts.ranks.rank == parts.ranks.world_size - 1 else None
+        if str(blow).startswith("once") and now in [at for at, _ in seen["again"]]:
+            blow = None
         if now in omit:
             result = StepResult(loss=math.nan, router_loss=None, grad_norm=math.nan, supervised_tokens=0, tokens=1,
                                 stop=False, loss_scale=None, refused=Refusal("non_finite", "skip"))
@@ -87,7 +105,7 @@ def struck(parts: Parts, strikes: dict[str, Any], omit: list[int]) -> Iterator[d
 
     hook = target.register_hook(spoil)
     try:
-        with patch.object(loop, "optimizer_step", step):
+        with patch.object(loop, "optimizer_step", step), patch.object(step_module, "losses", losses):
             yield seen
     finally:
         hook.remove()
@@ -111,7 +129,3 @@ def everything(parts: Parts) -> str:
 
 def _add(digest: Any, tensor: torch.Tensor) -> None:
     digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-
-
-def load_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]

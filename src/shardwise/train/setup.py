@@ -55,7 +55,7 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     dist.check_world_size(ranks, _asked_processes(resolved), gpus=dist.visible_gpus(), env=env)
     dist.local_threads(env)
     dist.prefer_cpu_quietly(os.environ)
-    _check_precision(resolved)
+    check_precision(resolved)
     inputs = load_inputs(resolved)
     plan = inputs.plan
     facts = manifest(resolved, inputs)
@@ -101,7 +101,7 @@ def _asked_processes(resolved: Resolved) -> int | None:
     return None if asked == "auto" else asked
 
 
-def _check_precision(resolved: Resolved) -> None:
+def check_precision(resolved: Resolved) -> None:
     """Refuse fp16 under DeepSpeed where it cannot compute in it, before a model is loaded."""
     if resolved.config.precision != "fp16" or resolved.deepspeed is None:
         return
