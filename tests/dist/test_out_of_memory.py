@@ -48,10 +48,9 @@ def ran(folder: Path) -> list[dict[str, Any]]:
         *COMMON, *NARROW, "strategy=ddp"]}
     runs["ddp-narrower"] = calm | {"overrides": [*COMMON, "batch.max_tokens_per_micro_batch=9", "strategy=ddp"]}
     # Once all went well for a while; and a later session, which knows what the first one found.
-    runs["ddp-late"] = {"rows": ROWS, "capacity": 20, "where": "before", "from_micro_step": 4, "folder": "late",
+    runs["ddp-late"] = {"rows": ROWS, "capacity": 20, "where": "before", "from_micro_step": 2, "folder": "late",
                         "overrides": [*COMMON, *WIDE, "strategy=ddp"]}
-    runs["ddp-later"] = calm | {"folder": "late", "overrides": [
-        *COMMON, *WIDE, "strategy=ddp", "schedule.max_steps=4"]}
+    runs["ddp-later"] = calm | {"folder": "late", "overrides": [*COMMON, *WIDE, "strategy=ddp"]}
     return spawned(folder, runs, "ran")
 
 

@@ -72,23 +72,26 @@ def optimizer_step(engine: Engine, batches: Sequence[Batch], *, lr: float, super
     assert counted == supervised_tokens, f"{counted} targets were computed, the step has {supervised_tokens}"
     assert math.isclose(weighed, target_weight, rel_tol=1e-6), f"weights of {weighed} computed, not {target_weight}"
     loss = total_loss / target_weight if target_weight > 0 else math.nan
-    scale = engine.scale
     done = StepResult(loss=loss, grad_norm=math.nan, stop=stops > 0, supervised_tokens=supervised_tokens,
                       router_loss=None if router is None else total_router / tokens, tokens=tokens,
-                      loss_scale=None if scale is None else scale.value)
+                      loss_scale=None if engine.scale is None else engine.scale.value)
     if short:
         engine.discard()
         return replace(done, again="memory")
     if target_weight == 0:
         return replace(done, refused=guard.no_target())
-    finite = math.isfinite(total_loss) and math.isfinite(total_router)
+    return _judged(engine, guard, done, lr=lr, finite=math.isfinite(total_loss) and math.isfinite(total_router))
+
+
+def _judged(engine: Engine, guard: Guard, done: StepResult, *, lr: float, finite: bool) -> StepResult:
+    """Move the weights unless the guard says no; `finite` is said of the loss, with all its parts."""
     refused: list[Refusal | None] = []
 
     def allow(norm: float) -> bool:
-        refused.append(guard.judge(loss if finite else math.nan, norm))
+        refused.append(guard.judge(done.loss if finite else math.nan, norm))
         return refused[0] is None
 
-    norm = engine.apply(lr, allow)
+    norm, scale = engine.apply(lr, allow), engine.scale
     if scale is not None:
         # A loss that is not finite says nothing about the scale: the loss is computed before it is scaled.
         if finite and not math.isfinite(norm) and scale.smaller():
