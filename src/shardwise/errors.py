@@ -54,6 +54,10 @@ class TrainingError(ShardwiseError):
     """Training cannot go on (a non-finite loss, for example); the last checkpoint is intact."""
 
 
+class OutOfMemory(ShardwiseError):
+    """A rank ran out of memory where the others could not be told; a new start goes on with smaller micro-batches."""
+
+
 class Stopped(ShardwiseError):
     """Stopped on request (signal, time limit, `run.stop_after`) after a complete checkpoint."""
 

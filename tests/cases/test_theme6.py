@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,8 +14,11 @@ from dist.given import TINY, save_model, tiny_row, write_chats, write_recipe
 from dist.harness import spawn
 from dist.reference import Settings
 from dist.toy import save_bigram
+from shardwise.config.launcher import Launcher
 from shardwise.config.load import load
-from shardwise.errors import ConfigError
+from shardwise.config.resolve import resolve
+from shardwise.errors import ConfigError, PreflightError
+from shardwise.train.setup import check_precision
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 ROWS = [tiny_row(6, 1 + n % 5, n) for n in range(8)]
@@ -29,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(path / "tiny", "llama", **TINY)
     save_bigram(path / "pair", torch.zeros(1, 2))
     save_bigram(path / "ones", torch.ones(1, 2, dtype=torch.bfloat16))
+    save_bigram(path / "ones16", torch.ones(1, 2, dtype=torch.float16))
     write_recipe(path / "recipe.yaml", path / "tiny", write_chats(path / "unused.jsonl", []))
     return path
 
@@ -102,8 +107,29 @@ def test_b46_small_steps_are_not_lost(folder: Path) -> None:
         assert any("parameters trained in fp32, arithmetic bf16" in line for line in got["plan"])
 
 
-def test_b46_fp16_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="precision=fp16 must be one of bf16, fp32"):
-        load(folder / "recipe.yaml", ["precision=fp16"])
+def test_b46_half_precision_weights_are_trained_in_fp32_under_fp16(folder: Path) -> None:
+    """Stored in fp16 they are held in fp32 from the load on, so that the scaler never meets an fp16 gradient."""
+    runs = {"ddp": {"gradients": [[[[-1.0, -1.0]]]], "steps": 1000, "lr": 1e-5, "overrides": [
+        f"model.path={folder / 'ones16'}", "strategy=ddp", "precision=fp16", "optim.max_grad_norm=null", *SGD]}}
+    got = spawned("push", folder, runs, world_size=1)[0]["ddp"]
+    assert got["before"] == [[1.0, 1.0]]
+    assert got["after"][0] == pytest.approx([1.01, 1.01], abs=1e-4)
+    assert got["dtype"] == "torch.float32" and got["norms"] == pytest.approx([2 ** 0.5] * 3, rel=1e-6)
+    assert any("parameters trained in fp32, arithmetic fp16" in line for line in got["plan"])
+
+
+def test_b46_held_weights_are_never_fp16(folder: Path) -> None:
     with pytest.raises(ConfigError, match="model.dtype=fp16 must be one of auto, fp32, bf16"):
         load(folder / "recipe.yaml", ["model.dtype=fp16"])
+    with pytest.raises(ConfigError, match="model.dtype=bf16 contradicts precision=fp16"):
+        load(folder / "recipe.yaml", ["model.dtype=bf16", "adapter.kind=lora", "precision=fp16"])
+
+
+def test_b46_fp16_without_kernels_is_refused_before_the_model_loads(folder: Path) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    resolved = resolve(load(folder / "recipe.yaml", ["precision=fp16", "strategy=zero2"]), world_size=2,
+                       launcher=Launcher())
+    with patch.object(type(get_accelerator()), "is_fp16_supported", lambda self: False), \
+            pytest.raises(PreflightError, match="precision=fp16 with strategy=zero2 needs a GPU, or a CPU with fp16"):
+        check_precision(resolved)

@@ -8,6 +8,8 @@ from dist.harness import spawn
 
 SPLITS = {"ddp": ["strategy=ddp"], "zero1": ["strategy=zero1"], "zero2": ["strategy=zero2"],
           "zero3": ["strategy=zero3"], "zero3-offload": ["strategy=zero3", "offload=params"],
+          "zero1-bf16": ["strategy=zero1", "precision=bf16"],
+          "zero3-bf16": ["strategy=zero3", "precision=bf16"],
           "zero2-bf16": ["strategy=zero2", "precision=bf16"], "ddp-bf16": ["strategy=ddp", "precision=bf16"]}
 DROPOUT = 'model.from_config={model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, ' \
           'num_attention_heads: 2, num_key_value_heads: 2, attention_dropout: 0.1, tie_word_embeddings: true}'

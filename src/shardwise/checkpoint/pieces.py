@@ -74,10 +74,11 @@ class TorchHolder:
 
 
 class ZeroHolder:
-    """ZeRO-1 and ZeRO-2."""
+    """ZeRO-1 and ZeRO-2, and the optimizer of its own that DeepSpeed has for ZeRO-1 in bf16."""
 
     def __init__(self, engine: Any) -> None:
         self.zero = engine.optimizer
+        self.in_bf16 = not hasattr(self.zero, "single_partition_of_fp32_groups")
         self.optimizer = self.zero.optimizer
         self.trained = _trained(engine.module)
 
@@ -85,18 +86,18 @@ class ZeroHolder:
         return {name: list(p.shape) for name, p in self.trained.items()}
 
     def saved(self) -> Iterator[Piece]:
+        owners = self.zero.fp32_groups_flat_partition if self.in_bf16 else self.zero.single_partition_of_fp32_groups
         for name, p in self.trained.items():
             part: Any = getattr(p, "_hp_mapping", None)
             if part is not None:
                 yield Piece(name, p.numel(), part.lp_fragment_address.start, part.lp_fragment_address.numel,
-                            self.zero.single_partition_of_fp32_groups[part.param_group_index],
-                            part.hp_fragment_address.start)
+                            owners[part.param_group_index], part.hp_fragment_address.start)
 
     held = saved
 
     def refresh(self) -> None:
         self.zero.update_lp_params()
-        for group in range(len(self.zero.bit16_groups)):
+        for group in range(0 if self.in_bf16 else len(self.zero.bit16_groups)):
             self.zero._update_model_bit16_weights(group)
 
 

@@ -63,7 +63,10 @@ def deepspeed_dict(path: Path, *, strategy: str, offload: str, precision: str, o
         zero_optimization=zero,
         train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1, train_batch_size=world_size,
         gradient_clipping=max_grad_norm or 0.0,
-        bf16={"enabled": precision == "bf16"},
+        # Off for bf16 it would take a step whose norm is not finite (train/engine.py relies on that being refused).
+        bf16={"enabled": precision == "bf16", "check_grad_overflow": True},
+        # A fixed scale, because ours is put in its place: it must mean the same under every strategy.
+        fp16={"enabled": precision == "fp16", "loss_scale": 1.0},
         data_types={"grad_accum_dtype": "fp32"},
         communication_data_type="fp32",
         zero_allow_untested_optimizer=True,

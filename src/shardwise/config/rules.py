@@ -36,8 +36,9 @@ def _model(config: Config) -> Iterator[tuple[str, str]]:
     if model.dtype == "bf16" and config.adapter.kind == "none":
         yield ("model.dtype", "model.dtype=bf16 holds weights that are not trained, and adapter.kind=none "
                "trains them all; use dtype auto, or adapter.kind=lora")
-    if model.dtype == "bf16" and config.precision == "fp32":
-        yield "model.dtype", "model.dtype=bf16 contradicts precision=fp32; set precision=bf16 or dtype=auto"
+    if model.dtype == "bf16" and config.precision != "bf16":
+        yield ("model.dtype", f"model.dtype=bf16 contradicts precision={config.precision}; set precision=bf16 or "
+               "dtype=auto")
 
 
 def _data(config: Config) -> Iterator[tuple[str, str]]:
@@ -127,7 +128,7 @@ def _strategy(config: Config) -> Iterator[tuple[str, str]]:
     if config.offload == "params" and config.strategy in ("ddp", "zero1", "zero2"):
         yield "offload", f"offload=params needs strategy=zero3, not {config.strategy}"
     if config.model.attention == "flash_attention_2" and config.precision == "fp32":
-        yield "model.attention", "model.attention=flash_attention_2 computes in bf16 only; set precision=bf16"
+        yield "model.attention", "model.attention=flash_attention_2 computes in bf16 and fp16 only; set precision=bf16"
 
 
 def _launch(config: Config) -> Iterator[tuple[str, str]]:

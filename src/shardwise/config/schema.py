@@ -283,6 +283,23 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GuardConfig:
+    """stop: end with an error that names the rows. skip: go on without this step. rollback: go back to the weights
+    of the last checkpoint and on with the next step's data (as PaLM did, arXiv:2204.02311, section 5.1)."""
+
+    non_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """What to do about a step whose loss or gradient norm is inf or NaN."""
+    spike: Literal["off", "stop", "skip", "rollback"] = "off"
+    """What to do about a step whose loss or gradient norm is far above those before it."""
+    spike_z: Positive = 6.0
+    """How far is too far: standard deviations above the median, estimated from the median deviation."""
+    spike_window_steps: Annotated[int, Range(4)] = 100
+    """Steps a new one is compared with; none is called a spike before 20 of them (or all) have been seen."""
+    max_skips: Count = 5
+    """Most steps in a row that may be refused; the next one ends the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrackingConfig:
     backends: tuple[Literal["wandb"], ...] = ("wandb",)
     """Trackers besides metrics.jsonl, which is always written."""
@@ -301,8 +318,9 @@ class Config:
     batch: BatchConfig = field(default_factory=BatchConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """Arithmetic of forward and backward; sums, norms and the optimizer are fp32 either way."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Arithmetic of forward and backward; sums, norms and the optimizer are fp32 either way. fp16 scales the loss
+    as far as its gradients allow (under ZeRO it needs a GPU or a CPU with fp16 kernels)."""
     strategy: Literal["auto", "ddp", "zero1", "zero2", "zero3"] = "auto"
     """How ranks share the work. auto: the launcher's when it names one, else ddp."""
     offload: Literal["none", "optimizer", "params"] = "none"
@@ -310,4 +328,5 @@ class Config:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import time
@@ -12,10 +13,11 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from shardwise import dist, outcome
 from shardwise.errors import Stopped
 from shardwise.train.evaluate import evaluate, samples
-from shardwise.train.parts import Parts
+from shardwise.train.parts import Parts, StepData
 from shardwise.train.record import step_line
+from shardwise.train.refusals import answer, wants_rollback
 from shardwise.train.schedule import lr_at
-from shardwise.train.step import optimizer_step
+from shardwise.train.step import StepResult, optimizer_step
 
 log = logging.getLogger("shardwise")
 
@@ -23,24 +25,24 @@ log = logging.getLogger("shardwise")
 def train(parts: Parts) -> None:
     """Run from `parts.start_step` to the end of the plan. Raises Stopped after an early, complete checkpoint."""
     config, plan = parts.resolved.config, parts.plan
-    if parts.start_step == 0 and (loss := score(parts, 0)) is not None:
+    if not parts.resumed and (loss := score(parts, 0)) is not None:
         parts.best.saw(loss, step=0)
+    if not parts.resumed and wants_rollback(parts):
+        save(parts, 0, eval_loss=None, must=True)
     progress = tqdm(total=plan.num_steps, initial=parts.start_step, unit="step", disable=not parts.ranks.main,
                     dynamic_ncols=True, desc=config.run.name)
     with logging_redirect_tqdm(), progress as bar:
         for step in range(parts.start_step, 0 if parts.best.exhausted else plan.num_steps):
             began = time.perf_counter()
-            data = parts.step_data(step)
             lr = lr_at(step, peak=config.optim.lr, plan=plan, schedule=config.schedule)
-            result = optimizer_step(parts.engine, data.batches, lr=lr, supervised_tokens=data.supervised_tokens,
-                                    target_weight=data.target_weight, tokens=data.tokens,
-                                    world_size=parts.ranks.world_size, router=parts.router,
-                                    stop=parts.stop.wanted())
+            data, result = take_step(parts, step, lr)
             done = step + 1
             outcome.reached(done)
             # From here on: once per optimizer step and on every rank, so collectives are safe.
             if parts.metrics is not None:
                 parts.metrics.write(step_line(parts, done, lr, data, result, time.perf_counter() - began))
+            if result.refused is not None:
+                answer(parts, done, data, result)
             bar.update()
             bar.set_postfix_str(f"loss {result.loss:.4f}, lr {lr:.2e}", refresh=False)
             last = done == plan.num_steps
@@ -56,6 +58,30 @@ def train(parts: Parts) -> None:
                 reason = parts.stop.reason or ("run.stop_after" if done == config.run.stop_after else "another rank")
                 raise Stopped(f"stopped after step {done} of {plan.num_steps} ({reason}); the checkpoint of step "
                               f"{done} is complete. Start again to go on")
+
+
+def take_step(parts: Parts, step: int, lr: float) -> tuple[StepData, StepResult]:
+    """Optimizer step `step` (from 0), tried again from the same weights while that can help.
+
+    Raises TrainingError on every rank when an example alone does not fit into memory.
+    """
+    data = parts.step_data(step)
+    while True:
+        result = optimizer_step(
+            parts.engine, data.batches, lr=lr, supervised_tokens=data.supervised_tokens,
+            target_weight=data.target_weight, tokens=data.tokens, world_size=parts.ranks.world_size,
+            router=parts.router, stop=parts.stop.wanted(), guard=parts.guard,
+            start_again=functools.partial(parts.limit.start_again, data.rows, data.ids, step=step + 1))
+        if result.again is None:
+            parts.guard.note(result.loss, result.grad_norm, result.refused)
+            return data, result
+        if result.again == "memory":
+            parts.limit.halve(data.rows, data.ids, step=step + 1)
+            data = parts.work(data.rows, data.ids)
+            if parts.ranks.main:
+                parts.limit.remember()
+                log.warning("out of memory in step %d: it is done again, and the run goes on, with micro-batches of "
+                            "up to %s tokens", step + 1, f"{parts.limit.tokens:,}")
 
 
 def due(step: int, every: int | None, force: bool) -> bool:
@@ -83,5 +109,5 @@ def score(parts: Parts, step: int) -> float | None:
 def save(parts: Parts, step: int, *, eval_loss: float | None, must: bool) -> None:
     """Publish a checkpoint on all ranks together."""
     parts.saver.save(step, {**parts.manifest["identity"], "feed": parts.feed.state(), "eval_loss": eval_loss,
-                            "loop": {"best": parts.best.state()},
+                            "loop": {name: part.state() for name, part in parts.stateful().items()},
                             "tracker_run_id": parts.manifest.get("tracker_run_id")}, must=must)

@@ -19,10 +19,8 @@ class Metrics:
     def __init__(self, path: Path, *, resume_step: int | None, tracker: Tracker) -> None:
         self.path, self.tracker = path, tracker
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [] if resume_step is None else _until(path, resume_step)
-        beside = path.with_name(path.name + ".part")
-        beside.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        os.replace(beside, path)
+        path.touch()
+        keep_until(path, resume_step)
 
     def write(self, values: dict[str, Any]) -> None:
         """Record one line; `values` has a `step`."""
@@ -44,8 +42,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _until(path: Path, step: int) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(path) if row["step"] <= step]
+def keep_until(path: Path, step: int | None) -> None:
+    """Forget the lines of a file, if there is one, that are from after `step` (None: all), or cut short."""
+    if not path.is_file():
+        return
+    kept = [row for row in read_metrics(path) if step is not None and row["step"] <= step]
+    beside = path.with_name(path.name + ".part")
+    beside.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    os.replace(beside, path)
 
 
 class Tracker:

@@ -28,6 +28,7 @@ def write_report(folder: Path) -> None:
     lines = read_metrics(folder / "metrics.jsonl")
     steps = [line for line in lines if "loss" in line]
     held_out = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
+    skipped = sum("skipped" in line for line in lines)
     facts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     charts = [chart("loss (nats per supervised token); evaluation in orange", _points(steps, "loss"), held_out),
               chart("gradient norm before clipping", _points(steps, "grad_norm")),
@@ -35,7 +36,7 @@ def write_report(folder: Path) -> None:
               chart("tokens per second", _points(steps, "tokens_per_second"))]
     name = html.escape(facts["config"]["run"]["name"])
     page = (f"<!doctype html><html lang=en><meta charset=utf-8><title>{name}</title><style>{STYLE}</style>"
-            f"<h1>{name}</h1>{_table(facts, steps, held_out)}<main>{''.join(charts)}</main>"
+            f"<h1>{name}</h1>{_table(facts, steps, held_out, skipped)}<main>{''.join(charts)}</main>"
             f"{_samples(read_metrics(folder / 'samples.jsonl'))}")
     (folder / "report.html").write_text(page, encoding="utf-8")
 
@@ -67,13 +68,15 @@ def chart(title: str, curve: Points, held_out: Points = ()) -> str:
             f"<text x={WIDTH - 10} y={HEIGHT - 6} text-anchor=end>step {x1:g}</text></svg></section>")
 
 
-def _table(facts: dict[str, Any], steps: list[dict[str, Any]], held_out: Points) -> str:
+def _table(facts: dict[str, Any], steps: list[dict[str, Any]], held_out: Points, skipped: int) -> str:
     identity, git, counts = facts["identity"], facts["git"], facts["data"]["train"]
     rows = {"strategy": f"{identity['strategy']}, offload {identity['offload']}, {identity['world_size']} ranks",
             "data": "streamed" if counts is None else f"{counts['examples']:,} examples, {counts['tokens']:,} tokens",
             "steps": f"{len(steps):,}",
             "packing efficiency": f"{packing_efficiency(steps):.1%} of the computed tokens are real ones",
             "code": f"{git['sha'][:12]}{' (modified)' * git['dirty']}" if git else "unknown"}
+    if skipped:
+        rows["steps left out"] = f"{skipped:,} (guard.jsonl says which and why)"
     if held_out:
         rows["evaluation loss"] = f"{held_out[0][1]:.4f} to {held_out[-1][1]:.4f}"
     cells = "".join(f"<tr><th>{key}<td>{html.escape(str(value))}" for key, value in rows.items())

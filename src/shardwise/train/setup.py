@@ -23,7 +23,7 @@ from shardwise.config.launcher import from_environment
 from shardwise.config.load import load
 from shardwise.config.resolve import Resolved, resolve
 from shardwise.dist import Ranks
-from shardwise.errors import CheckpointError, ConfigError
+from shardwise.errors import CheckpointError, ConfigError, PreflightError
 from shardwise.model.adapters import add_adapter
 from shardwise.model.load import draw_fresh, load_model
 from shardwise.model.loss import router_settings
@@ -31,14 +31,19 @@ from shardwise.model.probes import isolates, packing_leak
 from shardwise.train import ops
 from shardwise.train.best import Best
 from shardwise.train.engine import DeepSpeedEngine, Engine, TorchEngine
+from shardwise.train.guard import Guard
 from shardwise.train.inputs import load_inputs
-from shardwise.train.metrics import Metrics, Tracker, WandbTracker
+from shardwise.train.loss_scale import LossScale
+from shardwise.train.memory import MicroBatchLimit
+from shardwise.train.metrics import Metrics, Tracker, WandbTracker, keep_until
 from shardwise.train.optim import make_optimizer
 from shardwise.train.parts import Parts
 from shardwise.train.record import manifest
+from shardwise.train.refusals import FILE as GUARD_FILE
 from shardwise.train.signals import StopRequest
 
 log = logging.getLogger("shardwise")
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
@@ -52,13 +57,16 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     dist.check_world_size(ranks, _asked_processes(resolved), gpus=dist.visible_gpus(), env=env)
     dist.local_threads(env)
     dist.prefer_cpu_quietly(os.environ)
+    check_precision(resolved)
     inputs = load_inputs(resolved)
     plan = inputs.plan
     facts = manifest(resolved, inputs)
     draw_fresh(resolved, vocabulary=len(inputs.tokenizer))
     ops.build(ops.needed(resolved))
     accelerator = make_accelerator(resolved)
-    dist.agree({"recipe and data": facts["identity"], "run folder": config.run.output_dir}, ranks.world_size)
+    limit = MicroBatchLimit(resolved.max_tokens_per_micro_batch, folder=Path(config.run.output_dir or ""))
+    dist.agree({"recipe and data": facts["identity"], "run folder": config.run.output_dir,
+                limit.path.name: limit.tokens}, ranks.world_size)
     resume = _checkpoint_to_resume(resolved, facts, ranks)
     if config.run.stop_after is not None and config.run.stop_after > plan.num_steps:
         raise ConfigError(f"{resolved.origins['run.stop_after']}: run.stop_after={config.run.stop_after} is more than "
@@ -67,21 +75,25 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     torch.manual_seed(config.run.seed)
     engine, holder = make_engine(resolved, accelerator, inputs.tokenizer, ranks)
     packing = _packing(resolved, engine, accelerator.device)
-    best = Best(keep=config.checkpoint.keep_best, patience=config.eval.patience, min_delta=config.eval.min_delta)
     saver = store.Saver(_root(resolved), holder, ranks, keep=config.checkpoint.keep,
                         keep_best=config.checkpoint.keep_best, background=config.checkpoint.async_save)
     meta: dict[str, Any] = {}
     if resume is not None:
         meta = saver.load(resume, seed=config.run.seed)
-        best.load(meta["loop"]["best"])
     else:
         torch.manual_seed(config.run.seed + 1 + ranks.rank)  # dropout differs between ranks
     metrics = _metrics(resolved, accelerator, facts, resume) if ranks.main else None
-    return Parts(
-        resolved=resolved, plan=plan, ranks=ranks, device=accelerator.device, engine=engine, saver=saver, best=best,
+    parts = Parts(
+        resolved=resolved, plan=plan, ranks=ranks, device=accelerator.device, engine=engine, saver=saver,
         inputs=inputs, feed=inputs.feed(meta.get("feed", {})), packing=packing,
         router=router_settings(engine.module.config), autocast=autocast(resolved, accelerator.device),
-        metrics=metrics, manifest=facts, start_step=meta.get("step", 0), stop=stop)
+        metrics=metrics, manifest=facts, start_step=meta.get("step", 0), resumed=resume is not None, stop=stop,
+        guard=Guard(config.guard), limit=limit,
+        best=Best(keep=config.checkpoint.keep_best, patience=config.eval.patience, min_delta=config.eval.min_delta))
+    for name, part in parts.stateful().items():
+        if name in meta.get("loop", {}):
+            part.load(meta["loop"][name])
+    return parts
 
 
 def _asked_processes(resolved: Resolved) -> int | None:
@@ -90,6 +102,18 @@ def _asked_processes(resolved: Resolved) -> int | None:
         return int(launched)
     asked = resolved.config.launch.processes
     return None if asked == "auto" else asked
+
+
+def check_precision(resolved: Resolved) -> None:
+    """Refuse fp16 under DeepSpeed where it cannot compute in it, before a model is loaded."""
+    if resolved.config.precision != "fp16" or resolved.deepspeed is None:
+        return
+    from deepspeed.accelerator import get_accelerator
+
+    if not get_accelerator().is_fp16_supported():
+        raise PreflightError(
+            f"{resolved.origins['precision']}: precision=fp16 with strategy={resolved.strategy} needs a GPU, or a CPU "
+            "with fp16 kernels (AVX512-FP16), and there is neither; set precision=bf16, or strategy=ddp")
 
 
 def make_accelerator(resolved: Resolved) -> Any:
@@ -112,7 +136,7 @@ def make_accelerator(resolved: Resolved) -> Any:
     if "LOCAL_RANK" in os.environ:
         timeout = datetime.timedelta(minutes=resolved.config.launch.timeout_minutes)
         handlers.append(InitProcessGroupKwargs(backend="nccl" if on_gpu else "gloo", timeout=timeout))
-    precision = "bf16" if plugin is not None and resolved.config.precision == "bf16" else "no"
+    precision = "no" if plugin is None or resolved.config.precision == "fp32" else resolved.config.precision
     with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints what it built
         return Accelerator(mixed_precision=precision, cpu=not on_gpu and plugin is None, deepspeed_plugin=plugin,
                            kwargs_handlers=handlers, log_with=list(resolved.config.tracking.backends) or None,
@@ -120,9 +144,9 @@ def make_accelerator(resolved: Resolved) -> Any:
 
 
 def autocast(resolved: Resolved, device: torch.device) -> Callable[[], Any]:
-    """bf16 autocast for fp32-held weights; under DeepSpeed the weights are bf16 already."""
-    if resolved.config.precision == "bf16" and resolved.deepspeed is None:
-        return functools.partial(torch.autocast, device.type, dtype=torch.bfloat16)
+    """Autocast for fp32-held weights; under DeepSpeed the weights are in the lower precision already."""
+    if resolved.config.precision != "fp32" and resolved.deepspeed is None:
+        return functools.partial(torch.autocast, device.type, dtype=LOW[resolved.config.precision])
     return contextlib.nullcontext
 
 
@@ -136,11 +160,12 @@ def make_engine(resolved: Resolved, accelerator: Any, tokenizer: Any, ranks: Ran
     # DeepSpeed swaps in its own CPU Adam under offload and has no use for a fused kernel there.
     optimizer = make_optimizer(model, config.optim, fused=resolved.offload == "none")
     wrapped, prepared = accelerator.prepare(model, optimizer)
+    scale = LossScale() if config.precision == "fp16" else None
     if resolved.deepspeed is not None:
-        zero3 = resolved.strategy == "zero3"
-        return DeepSpeedEngine(wrapped), Zero3Holder(wrapped, rank=ranks.rank) if zero3 else ZeroHolder(wrapped)
+        holder: Holder = Zero3Holder(wrapped, rank=ranks.rank) if resolved.strategy == "zero3" else ZeroHolder(wrapped)
+        return DeepSpeedEngine(wrapped, scale=scale), holder
     engine = TorchEngine(wrapped, model, optimizer, max_grad_norm=config.optim.max_grad_norm,
-                         autocast=autocast(resolved, accelerator.device))
+                         autocast=autocast(resolved, accelerator.device), scale=scale)
     return engine, TorchHolder(model, optimizer, rank=ranks.rank, world_size=ranks.world_size)
 
 
@@ -161,7 +186,7 @@ def _packing(resolved: Resolved, engine: Engine, device: torch.device) -> bool:
 def _isolates(resolved: Resolved, engine: Engine, device: torch.device) -> bool:
     leak = packing_leak(engine.model, vocabulary=engine.module.config.vocab_size, device=device,
                         autocast=autocast(resolved, device))
-    return isolates(leak, low_precision=resolved.config.precision == "bf16")
+    return isolates(leak, low_precision=resolved.config.precision != "fp32")
 
 
 def _root(resolved: Resolved) -> Path:
@@ -215,4 +240,5 @@ def _metrics(resolved: Resolved, accelerator: Any, facts: dict[str, Any], resume
     facts["tracker_run_id"] = tracker.run_id
     facts["started"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     (folder / "manifest.json").write_text(json.dumps(facts, indent=2))
+    keep_until(folder / GUARD_FILE, meta.get("step"))
     return Metrics(folder / "metrics.jsonl", resume_step=meta.get("step"), tracker=tracker)

@@ -39,7 +39,8 @@ def test_b12_auto_numbers_are_the_recipes(tmp_path: Path) -> None:
                   "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"},
                   "zero_optimization": dict.fromkeys(AUTO, "auto") | {"stage": 2}}
     resolved = made(written(tmp_path, everything), max_grad_norm=0.5, world_size=4)
-    assert resolved["gradient_clipping"] == 0.5 and resolved["bf16"] == {"enabled": True}
+    assert resolved["gradient_clipping"] == 0.5
+    assert resolved["bf16"] == {"enabled": True, "check_grad_overflow": True} and not resolved["fp16"]["enabled"]
     # Accumulation is driven window by window, so to DeepSpeed each micro-batch is one of one.
     assert (resolved["gradient_accumulation_steps"], resolved["train_micro_batch_size_per_gpu"],
             resolved["train_batch_size"]) == (1, 1, 4)
@@ -79,6 +80,11 @@ def test_agreement_is_no_contradiction(tmp_path: Path) -> None:
 
 def test_no_clipping_is_zero(tmp_path: Path) -> None:
     assert made(written(tmp_path, {}), max_grad_norm=None)["gradient_clipping"] == 0.0
+
+
+def test_fp16_has_a_fixed_scale_for_ours_to_take_its_place() -> None:
+    resolved = made(zero_file("zero2", "none"), precision="fp16")
+    assert resolved["fp16"] == {"enabled": True, "loss_scale": 1.0} and not resolved["bf16"]["enabled"]
 
 
 def test_missing_file(tmp_path: Path) -> None:

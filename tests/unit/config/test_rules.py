@@ -33,7 +33,7 @@ BASE = "model: {path: a}\ndata: {train: [a.jsonl]}\n"
     ("schedule.kind=wsd schedule.warmup_ratio=0.9", "overlap"), ("optim.momentum=0.9", "belongs to sgd"),
     ("offload=optimizer strategy=ddp", "zero1, zero2 or zero3"),
     ("offload=params strategy=zero2", "strategy=zero3"),
-    ("model.attention=flash_attention_2 precision=fp32", "bf16 only")])
+    ("model.attention=flash_attention_2 precision=fp32", "bf16 and fp16 only")])
 def test_contradictions(tmp_path: Path, words: str, said: str) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(BASE)

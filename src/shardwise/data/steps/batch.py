@@ -57,7 +57,7 @@ def make_batch(micro: MicroBatch, examples: Rows, *, pad_id: int, max_tokens: in
     causal model cannot see it from within one, and is never a target.
     """
     if not micro:
-        return _filler(pad_id)
+        return filler(pad_id)
     flat = [example for row in micro for example in row]
     loaded = iter(examples.get(flat))
     rows = [[next(loaded) for _ in row] for row in micro]
@@ -99,7 +99,7 @@ def make_batch(micro: MicroBatch, examples: Rows, *, pad_id: int, max_tokens: in
         target_weight=float(kept_weights.sum(dtype=np.float64)))
 
 
-def _filler(pad_id: int) -> Batch:
+def filler(pad_id: int) -> Batch:
     """Takes part in every collective of a micro-batch and adds exactly nothing."""
     row = torch.full((1, FILLER_TOKENS), pad_id)
     return Batch(input_ids=row, position_ids=torch.arange(FILLER_TOKENS)[None], attention_mask=None,
