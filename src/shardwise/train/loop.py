@@ -12,7 +12,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from shardwise import outcome
 from shardwise.checkpoint import store
 from shardwise.errors import Stopped
-from shardwise.train.evaluate import evaluate, samples
+from shardwise.train import heartbeat
+from shardwise.train.evaluate import score_held_out
 from shardwise.train.parts import Parts
 from shardwise.train.record import step_line
 from shardwise.train.schedule import lr_at
@@ -24,12 +25,13 @@ log = logging.getLogger("shardwise")
 def train(parts: Parts) -> None:
     """Run from `parts.start_step` to the end of the plan. Raises Stopped after an early, complete checkpoint."""
     config, plan = parts.resolved.config, parts.plan
-    if parts.start_step == 0:
-        score(parts, 0)
+    if (parts.start_step == 0 or parts.evaluation_owed) and not score(parts, parts.start_step):
+        raise Stopped(parts.stop.before_training())
     progress = tqdm(total=plan.num_steps, initial=parts.start_step, unit="step", disable=not parts.ranks.main,
                     dynamic_ncols=True, desc=config.run.name)
     with logging_redirect_tqdm(), progress as bar:
         for step in range(parts.start_step, plan.num_steps):
+            heartbeat.phase("training")
             began = time.perf_counter()
             data = parts.step_data(step)
             lr = lr_at(step, peak=config.optim.lr, plan=plan, schedule=config.schedule)
@@ -45,11 +47,13 @@ def train(parts: Parts) -> None:
             bar.update()
             bar.set_postfix_str(f"loss {result.loss:.4f}, lr {lr:.2e}", refresh=False)
             last = done == plan.num_steps
-            if due(done, config.eval.every_steps, last):
-                score(parts, done)
             stopping = (result.stop or done == config.run.stop_after) and not last
+            # Under a signal there is no time for it; the next start makes up for it.
+            owed = parts.held_out is not None and due(done, config.eval.every_steps, last) and (
+                result.stop or not score(parts, done))
+            stopping = stopping or owed
             if due(done, config.checkpoint.every_steps, last or stopping):
-                save(parts, done)
+                save(parts, done, evaluation_owed=owed)
             if stopping:
                 reason = parts.stop.reason or ("run.stop_after" if done == config.run.stop_after else "another rank")
                 raise Stopped(f"stopped after step {done} of {plan.num_steps} ({reason}); the checkpoint of step "
@@ -61,11 +65,12 @@ def due(step: int, every: int | None, force: bool) -> bool:
     return force or (every is not None and step % every == 0)
 
 
-def score(parts: Parts, step: int) -> None:
-    """Evaluate and answer samples; rank 0 writes them down."""
-    line, written = evaluate(parts, step), samples(parts, step)
-    if parts.metrics is None:
-        return
+def score(parts: Parts, step: int) -> bool:
+    """Evaluate and answer samples; rank 0 writes them down. False, on all ranks, when one was asked to stop."""
+    found = score_held_out(parts, step)
+    if parts.metrics is None or found is None:
+        return found is not None
+    line, written = found
     if line is not None:
         parts.metrics.write(line)
         log.info("step %d: eval_loss %.4f (perplexity %.2f)", step, line["eval_loss"], line["eval_perplexity"])
@@ -74,11 +79,13 @@ def score(parts: Parts, step: int) -> None:
             file.write(json.dumps(sample, ensure_ascii=False) + "\n")
         asked, replied = (sample[key].strip().replace("\n", " / ") for key in ("prompt", "reply"))
         log.info("step %d, asked: ...%s\n  replied: %s", step, asked[-160:], replied[:400])
+    return True
 
 
-def save(parts: Parts, step: int) -> None:
+def save(parts: Parts, step: int, *, evaluation_owed: bool = False) -> None:
     """Publish a checkpoint on all ranks together."""
+    heartbeat.phase("saving a checkpoint")
     meta = {**parts.manifest["identity"], "step": step, "feed": parts.feed.state(),
-            "tracker_run_id": parts.manifest.get("tracker_run_id")}
+            "evaluation_owed": evaluation_owed, "tracker_run_id": parts.manifest.get("tracker_run_id")}
     store.save(parts.folder / "checkpoints", step, parts.shards, meta, rank=parts.ranks.rank,
                keep=parts.resolved.config.checkpoint.keep)

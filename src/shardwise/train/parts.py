@@ -60,6 +60,8 @@ class Parts:
     stop: StopRequest
     manifest: dict[str, Any]
     start_step: int
+    evaluation_owed: bool
+    """Whether a stop kept the evaluation after `start_step` from being made."""
 
     @property
     def tokenizer(self) -> Any:

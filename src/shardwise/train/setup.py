@@ -27,7 +27,7 @@ from shardwise.model.adapters import add_adapter
 from shardwise.model.load import draw_fresh, load_model
 from shardwise.model.loss import router_settings
 from shardwise.model.probes import isolates, packing_leak
-from shardwise.train import ops
+from shardwise.train import heartbeat, ops
 from shardwise.train.engine import DeepSpeedEngine, Engine, TorchEngine
 from shardwise.train.inputs import load_inputs
 from shardwise.train.metrics import Metrics, Tracker, WandbTracker
@@ -50,11 +50,13 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     dist.check_world_size(ranks, _asked_processes(resolved), gpus=dist.visible_gpus(), env=env)
     dist.local_threads(env)
     dist.prefer_cpu_quietly(os.environ)
+    heartbeat.phase("tokenising")
     inputs = load_inputs(resolved)
     plan = inputs.plan
     facts = manifest(resolved, inputs)
     draw_fresh(resolved, vocabulary=len(inputs.tokenizer))
     ops.build(ops.needed(resolved))
+    heartbeat.phase("meeting the other ranks")
     accelerator = make_accelerator(resolved)
     resume = _checkpoint_to_resume(resolved, facts)
     dist.agree({"recipe and data": facts["identity"], "checkpoint": str(resume)}, ranks.world_size)
@@ -62,14 +64,16 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
         raise ConfigError(f"{resolved.origins['run.stop_after']}: run.stop_after={config.run.stop_after} is more than "
                           f"the {plan.num_steps} steps of this run")
 
+    heartbeat.phase("loading the model")
     torch.manual_seed(config.run.seed)
     engine, shards = make_engine(resolved, accelerator, inputs.tokenizer, rank=ranks.rank)
     packing = _packing(resolved, engine, accelerator.device)
-    start_step, state = 0, {}
+    start_step, state, owed = 0, {}, False
     if resume is not None:
+        heartbeat.phase("loading the checkpoint")
         store.load(resume, shards, rank=ranks.rank)
         meta = layout.read_meta(resume)
-        start_step, state = meta["step"], meta.get("feed", {})
+        start_step, state, owed = meta["step"], meta.get("feed", {}), bool(meta.get("evaluation_owed"))
     else:
         torch.manual_seed(config.run.seed + 1 + ranks.rank)  # dropout differs between ranks
     metrics = _metrics(resolved, accelerator, facts, resume) if ranks.main else None
@@ -77,7 +81,8 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
         resolved=resolved, plan=plan, ranks=ranks, device=accelerator.device, engine=engine, shards=shards,
         inputs=inputs, feed=inputs.feed(state), packing=packing,
         router=router_settings(engine.module.config), autocast=autocast(resolved, accelerator.device),
-        metrics=metrics, manifest=facts, start_step=start_step, stop=stop)
+        metrics=metrics, manifest=facts, start_step=start_step, stop=stop,
+        evaluation_owed=owed)
 
 
 def _asked_processes(resolved: Resolved) -> int | None:

@@ -12,6 +12,7 @@ from shardwise.data.steps.batch import Batch
 from shardwise.dist import sum_over_ranks
 from shardwise.errors import TrainingError
 from shardwise.model.loss import losses
+from shardwise.train import heartbeat
 from shardwise.train.engine import Engine
 
 
@@ -52,6 +53,7 @@ def optimizer_step(engine: Engine, batches: Sequence[Batch], *, lr: float, super
             sums[0] += cross_entropy.detach()
             return total
 
+        heartbeat.tick()
         engine.micro_step(loss, last=index + 1 == len(batches))
     sums[2] = sum(batch.num_targets for batch in batches)
     sums[3] = float(stop)  # the wish to stop travels along, so that all ranks act on it at the same step
