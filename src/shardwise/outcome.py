@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardwise.errors import ShardwiseError
+from shardwise.liveness import Notes
 
 ENV = "SHARDWISE_OUTCOME_DIR"
 LAUNCHER = "SHARDWISE_LAUNCHER_PID"
@@ -30,6 +31,7 @@ PR_SET_PDEATHSIG = 1
 FRAMES = 40
 _reached: int | None = None
 _phase = ""
+_notes: Notes | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +69,18 @@ def begin(rank: int, world_size: int) -> None:
     if where is None:
         return
     stop_when_parent_dies(signal.SIGTERM)
+    global _notes
     _write(where, RankOutcome(rank=rank, world_size=world_size, pid=os.getpid(),
                               host=socket.gethostname(), began_at=time.time()))
+    with contextlib.suppress(OSError):
+        _notes = Notes(where, rank)
 
 
 def reached(step: int) -> None:
     """Remember how many steps are done, for this rank's last word; costs nothing."""
     global _reached
     _reached = step
+    _note()
 
 
 def steps_done() -> int | None:
@@ -86,6 +92,12 @@ def entered(phase: str) -> None:
     """Remember what this rank is about, for its last word; costs nothing."""
     global _phase
     _phase = phase
+    _note()
+
+
+def _note() -> None:
+    if _notes is not None:
+        _notes.write(_reached, _phase)
 
 
 def end(rank: int, *, exit_code: int, message: str = "", step: int | None = None, error: BaseException | None = None,

@@ -40,7 +40,7 @@ class StopRequest:
         self.reason: str | None = None
         self.wished_at = 0.0
         self.setting_up = False
-        self.leaving = False
+        self.leaving = self.poked = False
 
     def listen(self, rank: int) -> None:
         """Handle SIGTERM, SIGINT and SIGUSR1; a second one, some seconds later, ends the process at once."""
@@ -98,7 +98,8 @@ class StopRequest:
                 if time.monotonic() - self.wished_at > LEAVE_SECONDS:
                     outcome.end(rank, exit_code=EXIT_STOPPED, kind="stopped", message=self.before_training())
                     os._exit(EXIT_OK if outcome.folder() else EXIT_STOPPED)
-                if not self.leaving:  # the time limit, which no handler has seen yet
+                if not self.leaving and not self.poked:  # the time limit, which no handler has seen yet
+                    self.poked = True
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def _arrived(self, number: int, rank: int) -> None:
