@@ -38,13 +38,13 @@ def descendants(root: int) -> list[int]:
 
 def kill_tree(child: int) -> None:
     """SIGKILL `child`, its process group and everything this process is the ancestor of, then collect them."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
     while beneath := descendants(os.getpid()):
-        for pid in beneath:
+        for pid in reversed(beneath):  # children first: a rank whose agent died would take it for a signal
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         _collect()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
     _collect()
 
 

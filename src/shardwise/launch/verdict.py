@@ -64,14 +64,17 @@ def verdict(folder: Path, world_size: int, launcher_code: int, *, first_rank: in
 
 def stopped_in_setup(outcomes: Sequence[RankOutcome], ended: Collection[int]) -> RankOutcome | None:
     """A rank that stopped before its first step, where the others did so too or only lost it: nothing is lost."""
-    def explained(outcome: RankOutcome) -> bool:
-        if outcome.step is not None:
-            return False
-        return outcome.kind == "stopped" or lost_peer(outcome) or (outcome.kind == "running" and outcome.rank in ended)
+    stopped = [outcome for outcome in outcomes if outcome.kind == "stopped"]
+    if not stopped or any(outcome.step is not None for outcome in outcomes):
+        return None
+    first = min(outcome.ended_at or 0.0 for outcome in stopped)
 
-    if all(map(explained, outcomes)):
-        return next((outcome for outcome in outcomes if outcome.kind == "stopped"), None)
-    return None
+    def explained(outcome: RankOutcome) -> bool:
+        # One that failed before may be why the stopped one was signalled.
+        lost_it = lost_peer(outcome) and (outcome.ended_at or 0.0) >= first
+        return outcome.kind == "stopped" or lost_it or (outcome.kind == "running" and outcome.rank in ended)
+
+    return stopped[0] if all(map(explained, outcomes)) else None
 
 
 def first_cause(outcomes: Sequence[RankOutcome], gone: Mapping[int, float]) -> RankOutcome | None:

@@ -110,14 +110,17 @@ def make_accelerator(resolved: Resolved) -> Any:
         plugin = DeepSpeedPlugin(hf_ds_config=json.loads(json.dumps(resolved.deepspeed)))
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         dist.stand_alone(os.environ)
+    timeout = datetime.timedelta(minutes=resolved.config.launch.timeout_minutes)
     if "LOCAL_RANK" in os.environ:
-        timeout = datetime.timedelta(minutes=resolved.config.launch.timeout_minutes)
-        handlers.append(InitProcessGroupKwargs(backend="nccl" if on_gpu else "gloo", timeout=timeout))
+        handlers.append(InitProcessGroupKwargs(backend="nccl" if on_gpu else "gloo", timeout=dist.MEETING_TIMEOUT))
     precision = "bf16" if plugin is not None and resolved.config.precision == "bf16" else "no"
     with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints what it built
-        return Accelerator(mixed_precision=precision, cpu=not on_gpu and plugin is None, deepspeed_plugin=plugin,
-                           kwargs_handlers=handlers, log_with=list(resolved.config.tracking.backends) or None,
-                           project_dir=resolved.config.run.output_dir)
+        accelerator = Accelerator(mixed_precision=precision, cpu=not on_gpu and plugin is None,
+                                  deepspeed_plugin=plugin, kwargs_handlers=handlers,
+                                  log_with=list(resolved.config.tracking.backends) or None,
+                                  project_dir=resolved.config.run.output_dir)
+    dist.limit_waits(timeout)  # of those that were still tokenising nobody has waited so far
+    return accelerator
 
 
 def autocast(resolved: Resolved, device: torch.device) -> Callable[[], Any]:
