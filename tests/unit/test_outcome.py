@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardwise import outcome
+from shardwise.errors import TrainingError
 from shardwise.launch.verdict import first_cause, verdict
+from shardwise.liveness import Beat
 from shardwise.outcome import RankOutcome
 
 
@@ -138,3 +140,68 @@ def test_only_lost_peers_still_name_one() -> None:
              for r in (0, 1)]
     cause = first_cause(ranks, {})
     assert cause is not None and cause.rank == 1
+
+
+def test_where_and_when_it_was_raised_is_told(folder: Path) -> None:
+    outcome.begin(0, 1)
+    try:
+        json.loads("{")
+    except ValueError as error:
+        outcome.entered("evaluating")
+        outcome.end(0, exit_code=1, kind="failed", error=error, step=3)
+    found = verdict(folder, 1, 1)
+    first, *stack, last = found.message.splitlines()
+    assert first == "rank 0 raised in (innermost last):" and "in raw_decode" in stack[-1]
+    assert " failed first at step 3, while evaluating: JSONDecodeError: Expecting" in last
+    assert found.mendable
+
+
+def test_an_error_of_our_own_would_come_again(folder: Path) -> None:
+    outcome.begin(0, 1)
+    outcome.end(0, exit_code=1, kind="failed", error=TrainingError("the loss is nan"))
+    assert not verdict(folder, 1, 1).mendable
+
+
+def beat(rank: int, **more: object) -> Beat:
+    fields = {"pid": 100 + rank, "number": 3, "phase": "saving a checkpoint", "timed": True, "step": 4,
+              "idle_seconds": 0.0, "waiting": False, "stopping": False, "stack": ["x.py:1 in f"]} | more
+    return Beat(rank=rank, **fields)  # type: ignore[arg-type]
+
+
+def test_a_killed_rank_was_last_seen_somewhere(folder: Path) -> None:
+    put(folder, 0, kind="done", ended_at=2.0)
+    put(folder, 1)
+    message = verdict(folder, 2, 1, gone={1: 3.0}, beats={1: beat(1)}).message
+    assert message.startswith("rank 1 last seen in (innermost last):\n  x.py:1 in f\nrank 1 (h, pid 101) failed first "
+                              "at step 4, while saving a checkpoint: it ended without a word")
+    other = verdict(folder, 2, 1, gone={1: 3.0}, beats={1: beat(1, pid=999)}).message  # of an earlier start
+    assert other.startswith("rank 1 (h, pid 101) failed first: it ended")
+
+
+def test_a_rank_that_had_to_be_ended_did_not_die(folder: Path) -> None:
+    put(folder, 0, kind="failed", message=LOST, ended_at=2.0)
+    put(folder, 1)
+    assert "a call that does not return" in verdict(folder, 2, 1, ended={1}).message
+
+
+@pytest.mark.parametrize(("one", "code"), [
+    ({"kind": "failed", "message": LOST, "ended_at": 6.0}, 3),     # it lost the one that stopped
+    ({"kind": "failed", "message": LOST, "ended_at": 4.0}, 1),     # the other way round: its agent signalled the rest
+    ({"kind": "failed", "message": "KeyError: 1", "ended_at": 6.0}, 1),
+    ({"kind": "failed", "message": LOST, "ended_at": 6.0, "step": 1}, 1),  # it had trained
+    ({"kind": "running"}, 1)])                                     # it died
+def test_a_stop_before_the_first_step_takes_the_others_along(folder: Path, one: dict[str, object], code: int) -> None:
+    put(folder, 0, kind="stopped", message="stopped before the first step", ended_at=5.0)
+    put(folder, 1, **one)
+    assert verdict(folder, 2, 1).exit_code == code
+    if one == {"kind": "running"}:
+        assert verdict(folder, 2, 1, ended={1}).exit_code == 3  # it did not leave in time
+
+
+def test_torchruns_report_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(outcome.ENV, raising=False)
+    monkeypatch.setenv(outcome.TORCHRUN, str(tmp_path / "error.json"))
+    outcome.end(0, exit_code=0)
+    assert not (tmp_path / "error.json").exists()
+    outcome.end(0, exit_code=1, kind="failed", message="boom")
+    assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == "boom"
