@@ -23,6 +23,10 @@ COUNTED_SECONDS = 5.0
 """Most that one look at the clock adds: a longer gap means that the one who looks was suspended."""
 WAITING_GRACE_SECONDS = 15.0
 """A rank that waits for others is given this much longer: the one it waits for is to be named, not it."""
+AGREED = ("training", "evaluating", "saving a checkpoint")
+"""Phases in which the wish of one rank to stop reaches the others by itself, within a step or a second."""
+TIMED = (*AGREED, "answering samples")
+"""Phases that tick. Set-up and the export take as long as the data and the model are large."""
 PROC = Path("/proc")
 NOTE_BYTES = 256
 

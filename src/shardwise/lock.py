@@ -59,7 +59,8 @@ def held(folder: Path, *, main: bool, job: str) -> Iterator[None]:
         refuse_if_held(folder, job)
         yield
         return
-    _held = RunLock(folder, job)
+    with _writable(folder):
+        _held = RunLock(folder, job)
     try:
         yield
     finally:
@@ -76,7 +77,7 @@ def touch() -> None:
 def refuse_if_held(folder: Path, job: str) -> None:
     """Raises PreflightError when a live run of another job holds the folder; leaves everything as it is."""
     path = folder / NAME
-    with contextlib.suppress(FileNotFoundError):
+    with _writable(folder), contextlib.suppress(FileNotFoundError):
         handle = os.open(path, os.O_RDWR)
         try:
             _refuse_live(path, handle, job, own_is_fine=True)
@@ -129,6 +130,15 @@ class RunLock:
             if self.made_folder:
                 self.path.parent.rmdir()
         os.close(self.handle)
+
+
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PreflightError(f"{folder}: the run folder cannot be written to ({error.strerror or error}); choose "
+                             "another run.output_dir") from None
 
 
 def _refuse_live(path: Path, handle: int, job: str, *, own_is_fine: bool) -> None:

@@ -172,3 +172,10 @@ def test_what_ranks_of_one_job_have_in_common(env: dict[str, str], job: str) -> 
 def test_a_process_of_its_own_is_a_job_of_its_own() -> None:
     assert lock.job_of({}) != lock.job_of({})
     assert lock.job_of({}, "alpha:29500") == lock.job_of({}, "alpha:29500") == "at alpha:29500"
+
+
+def test_a_folder_that_cannot_be_written_to_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PreflightError, match=r"file/run: the run folder cannot be written to \(Not a directory\)"), \
+            held(tmp_path / "file" / "run", main=True, job="ours"):
+        pass

@@ -74,7 +74,8 @@ def stopped_in_setup(outcomes: Sequence[RankOutcome], ended: Collection[int]) ->
         lost_it = lost_peer(outcome) and (outcome.ended_at or 0.0) >= first
         return outcome.kind == "stopped" or lost_it or (outcome.kind == "running" and outcome.rank in ended)
 
-    return stopped[0] if all(map(explained, outcomes)) else None
+    # The first to leave knows why; the others may have been told by the launcher.
+    return min(stopped, key=lambda outcome: outcome.ended_at or 0.0) if all(map(explained, outcomes)) else None
 
 
 def first_cause(outcomes: Sequence[RankOutcome], gone: Mapping[int, float]) -> RankOutcome | None:

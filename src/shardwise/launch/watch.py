@@ -81,7 +81,7 @@ class Watch:
         self._listen(living)
         # Some left at a signal before there was anything to agree on; the others would wait for them for ever.
         left = any(rank.kind == "stopped" and rank.step is None for rank in ranks)
-        self._pass_on(living, left or any(beat.stopping for beat in self.beats.values()))
+        self._pass_on(living, left or any(map(_alone_in_stopping, self.beats.values())))
         if (lost or left) and self.deadline is None:
             self.deadline = time.monotonic() + GRACE_SECONDS
         self.killed = self._second_signal()
@@ -127,3 +127,8 @@ class Watch:
             os.kill(pid, number)
         except ProcessLookupError:
             self.told.discard(pid)
+
+
+def _alone_in_stopping(beat: Beat) -> bool:
+    """Whether a rank wants to stop where ranks do not ask each other."""
+    return beat.stopping and beat.phase not in liveness.AGREED

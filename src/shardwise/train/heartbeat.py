@@ -18,8 +18,6 @@ from shardwise.errors import EXIT_FAILURE
 from shardwise.liveness import BEAT_SECONDS, COUNTED_SECONDS, WAITING_GRACE_SECONDS, Beat
 from shardwise.train.signals import StopRequest
 
-TIMED = ("training", "evaluating", "answering samples", "saving a checkpoint")
-"""Phases that tick. Set-up and the export take as long as the data and the model are large."""
 ORPHAN_SECONDS = 7.0
 """What a rank has to save and leave once its launcher is gone."""
 FRAMES = 40
@@ -85,7 +83,7 @@ class Heart:
         self.idle = self.idle + passed if ticks == self.ticks else 0.0
         self.looked_at, self.ticks, self.number = now, ticks, self.number + 1
         frame = sys._current_frames().get(self.main)
-        return Beat(rank=self.rank, pid=os.getpid(), number=self.number, phase=name, timed=name in TIMED,
+        return Beat(rank=self.rank, pid=os.getpid(), number=self.number, phase=name, timed=name in liveness.TIMED,
                     step=outcome.steps_done(), idle_seconds=self.idle, waiting=waits(frame),
                     stopping=self.stop.reason is not None, stack=stack_of(frame))
 
