@@ -14,12 +14,13 @@ from shardwise.train.signals import StopRequest
 
 @pytest.mark.parametrize(("seconds", "asked"), [(0.001, [1, 3, 7, 15, 31, 63]), (5.0, [1, 2, 3, 4, 5, 6])])
 def test_how_often(monkeypatch: pytest.MonkeyPatch, seconds: float, asked: list[int]) -> None:
-    clock, rounds = [0.0], []
-    monkeypatch.setattr(agreement.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(agreement, "sum_over_ranks", lambda told: rounds.append(batch) or told)
-    stop_asked, batch = StopAsked(StopRequest(started_at=time.time()), torch.device("cpu")), 0
-    for batch in range(1, 64):
-        clock[0] += seconds
+    clock: list[float] = [0.0]
+    rounds: list[int] = []
+    monkeypatch.setattr(agreement.time, "perf_counter", lambda: clock[-1])
+    monkeypatch.setattr(agreement, "sum_over_ranks", lambda told: rounds.append(len(clock) - 1) or told)
+    stop_asked = StopAsked(StopRequest(started_at=time.time()), torch.device("cpu"))
+    for _ in range(63):
+        clock.append(clock[-1] + seconds)
         assert not stop_asked()
     assert rounds[:6] == asked
 
