@@ -67,8 +67,8 @@ class Watch:
             return found
         name = signal.Signals(self.signals[0][0]).name
         how = "killed at the second signal" if self.killed else f"stopped by {name} before the run could save"
-        return Verdict(EXIT_FAILURE, f"{how}; complete checkpoints are untouched, start again to go on "
-                                     f"({found.message})")
+        return Verdict(EXIT_FAILURE, f"{found.message}\n{how}; complete checkpoints are untouched, start again to go "
+                                     "on")
 
     def _look(self) -> None:
         ranks = [rank for rank in outcome.read(self.folder) if rank.host == socket.gethostname()]
