@@ -18,6 +18,7 @@ import torch
 
 from shardwise.checkpoint.pieces import TorchHolder
 from shardwise.checkpoint.store import Saver
+from shardwise.config.schema import CheckpointConfig
 from shardwise.dist import Ranks
 
 WIDTH = 1024
@@ -44,7 +45,7 @@ def main() -> None:
     step()
     with tempfile.TemporaryDirectory(dir=words.folder) as folder:
         savers = {way: Saver(Path(folder) / way, TorchHolder(model, optimizer, rank=0, world_size=1), Ranks(0, 0, 1),
-                             keep=1, keep_best=0, background=way == "async") for way in ("sync", "async")}
+                             CheckpointConfig(keep=1, async_save=way == "async")) for way in ("sync", "async")}
         waited: dict[str, list[float]] = {"sync": [], "async": []}
         behind: list[float] = []
         alone = statistics.median(step() for _ in range(10))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import socket
 from collections.abc import Mapping, MutableMapping
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from shardwise.errors import PreflightError
 
 T = TypeVar("T")
+MEETING_TIMEOUT = datetime.timedelta(hours=24)
+"""How long ranks wait for each other's set-up; the launchers see to those that die in it."""
 
 
 class Ranks(NamedTuple):
@@ -102,6 +105,12 @@ def agree(facts: dict[str, Any], world_size: int) -> None:
         if other is not None:
             raise PreflightError(f"ranks disagree on {key}: rank 0 has {everyone[0].get(key)!r}, rank {other} has "
                                  f"{everyone[other].get(key)!r}; give every node the same recipe, data and code")
+
+
+def limit_waits(timeout: datetime.timedelta) -> None:
+    """From now on, the longest wait of this rank for the others in a collective."""
+    if dist.is_initialized():
+        dist.distributed_c10d._set_pg_timeout(timeout)
 
 
 def barrier() -> None:

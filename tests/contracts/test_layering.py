@@ -14,18 +14,19 @@ from shardwise.data.faults import KINDS
 SOURCE = Path(__file__).parents[2] / "src" / "shardwise"
 # Part -> the parts it may import. What is not listed may be imported by nobody but itself.
 ALLOWED = {
-    "errors": set(), "config": {"errors"}, "outcome": {"errors"}, "dist": {"errors"},
+    "errors": set(), "config": {"errors"}, "dist": {"errors"},
+    "liveness": set(), "outcome": {"errors", "liveness"}, "lock": {"errors", "liveness"},
     "demo": {"config", "errors"},
     "data": {"config", "demo", "errors"},
     "model": {"config", "data", "demo", "errors"},
     "checkpoint": {"config", "dist", "errors"},
-    "train": {"checkpoint", "config", "data", "dist", "errors", "model", "outcome"},
-    "launch": {"config", "demo", "errors", "outcome"},  # starts the rest as child processes
-    "commands": {"config", "data", "demo", "errors", "launch"}, "cli": {"commands", "errors"},
+    "train": {"checkpoint", "config", "data", "dist", "errors", "liveness", "lock", "model", "outcome"},
+    "launch": {"config", "demo", "errors", "liveness", "lock", "outcome"},  # starts the rest as child processes
+    "commands": {"config", "data", "demo", "errors", "launch", "lock"}, "cli": {"commands", "errors"},
     "__main__": {"cli"}, "__init__": set(),
 }
 HEAVY = {"torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "wandb", "numpy"}
-LIGHT_PARTS = {"errors", "config", "outcome", "demo", "launch", "commands", "cli", "__main__"}
+LIGHT_PARTS = {"errors", "config", "liveness", "lock", "outcome", "demo", "launch", "commands", "cli", "__main__"}
 
 
 def part_of(path: Path) -> str:

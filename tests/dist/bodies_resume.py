@@ -15,6 +15,7 @@ from dist.bodies import running, whole_weights
 from shardwise.checkpoint import layout
 from shardwise.errors import Stopped, UserError
 from shardwise.train import loop
+from shardwise.train.evaluate import Score
 from shardwise.train.loop import train
 from shardwise.train.metrics import read_metrics
 from shardwise.train.run import export, take_best
@@ -121,11 +122,11 @@ def scored(args: dict[str, Any], folder: Path) -> dict[str, Any]:
     losses, steps, again = iter(args["losses"][rank]), [], ""
     overrides = [*args["overrides"], f"run.output_dir={folder}/run"]
 
-    def told(parts: Any, step: int) -> dict[str, Any]:
-        return {"step": step, "eval_loss": next(losses), "eval_perplexity": 1.0, "eval_tokens": 1}
+    def told(parts: Any, step: int) -> Score:
+        return Score({"step": step, "eval_loss": next(losses), "eval_perplexity": 1.0, "eval_tokens": 1}, [])
 
     for start in range(2):
-        with patch.object(loop, "evaluate", told), running(TINY, overrides) as parts:
+        with patch.object(loop, "score_held_out", told), running(TINY, overrides) as parts:
             steps.append(parts.start_step)
             if start and parts.best.exhausted:
                 again = "nothing to do"

@@ -1,7 +1,9 @@
 """Faults for tests, put in front of the product through PYTHONPATH; the product knows nothing of them.
 
 `FAULT=KIND@RANK:STEP` strikes one rank before its optimizer step of that index, counted from 0 in each process:
-raise, exit (with 0), kill (SIGKILL to itself) or hang. With `FAULT_ONCE=FILE` only while there is no such file.
+raise, exit (with 0), kill (SIGKILL to itself), freeze (SIGSTOP to itself), hang, sleepN (N seconds, then on) or slowN
+(N seconds at this and every later call). RANK may be `*`. With `FAULT_ONCE=FILE` only while there is no such file;
+with `FAULT_AT=MODULE:FUNCTION` before that function instead, and with `FAULT_SAYS=FILE` that file is made first.
 """
 
 import importlib.abc
@@ -12,7 +14,7 @@ import signal
 import sys
 import time
 
-MODULE, NAME = "shardwise.train.step", "optimizer_step"
+MODULE, _, NAME = os.environ.get("FAULT_AT", "shardwise.train.step:optimizer_step").partition(":")
 
 
 def strike(kind):
@@ -22,14 +24,20 @@ def strike(kind):
             os.close(os.open(once, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
+    if os.environ.get("FAULT_SAYS"):
+        os.close(os.open(os.environ["FAULT_SAYS"], os.O_CREAT))
     if kind == "raise":
         raise RuntimeError("struck by the test")
     if kind == "exit":
         os._exit(0)
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "hang":
         time.sleep(600)
+    if kind.startswith(("sleep", "slow")):
+        time.sleep(float(kind.lstrip("slepow")))
 
 
 def wrapped(inner, kind, at):
@@ -37,7 +45,7 @@ def wrapped(inner, kind, at):
 
     def outer(*args, **kwargs):
         nonlocal calls
-        if calls == at:
+        if calls == at or (calls > at and kind.startswith("slow")):
             strike(kind)
         calls += 1
         return inner(*args, **kwargs)
@@ -67,5 +75,5 @@ class Finder(importlib.abc.MetaPathFinder):
 
 kind, _, rest = os.environ.get("FAULT", "").partition("@")
 rank, _, step = rest.partition(":")
-if kind and rank == os.environ.get("RANK", "0"):
+if kind and rank in ("*", os.environ.get("RANK", "0")):
     sys.meta_path.insert(0, Finder(kind, int(step or 0)))

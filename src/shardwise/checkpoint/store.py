@@ -21,6 +21,7 @@ from shardwise import dist
 from shardwise.checkpoint import layout, rng, slices, state
 from shardwise.checkpoint.pieces import Holder
 from shardwise.checkpoint.slices import Slice
+from shardwise.config.schema import CheckpointConfig
 from shardwise.dist import Ranks
 from shardwise.errors import CheckpointError, SaveError
 
@@ -29,12 +30,11 @@ T = TypeVar("T")
 
 
 class Saver:
-    """Publishes the checkpoints of a run; with `background`, from a copy in memory while training goes on."""
+    """Publishes the checkpoints of a run; with `async_save`, from a copy in memory while training goes on."""
 
-    def __init__(self, root: Path, holder: Holder, ranks: Ranks, *, keep: int, keep_best: int,
-                 background: bool) -> None:
-        self.root, self.holder, self.ranks = root, holder, ranks
-        self.keep, self.keep_best, self.background = keep, keep_best, background
+    def __init__(self, root: Path, holder: Holder, ranks: Ranks, config: CheckpointConfig) -> None:
+        self.root, self.holder, self.ranks, self.config = root, holder, ranks, config
+        self.saved_at = time.monotonic()
         self.group = dist.second_group()
         self.failures = 0
         """Saves that failed since the last one that did not; the same on every rank."""
@@ -52,14 +52,20 @@ class Saver:
         self.settle()
         captured, generators = state.captured(self.holder), rng.capture()
         meta = {"format": layout.FORMAT, "step": step, "shapes": self.holder.shapes(), **meta}
-        if self.background and not must:
+        if self.config.async_save and not must:
             copies = self._copied(captured)
             self._thread = threading.Thread(target=self._publish, args=(step, copies, generators, meta))
             self._thread.start()
         else:
             self._publish(step, captured, generators, meta)
             self.settle(must=must)
+        self.saved_at = time.monotonic()
         return time.perf_counter() - began
+
+    def overdue(self) -> bool:
+        """Whether, by this rank's clock, `every_minutes` have passed since the last save or the start."""
+        minutes = self.config.every_minutes
+        return minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
 
     def settle(self, *, must: bool = False) -> None:
         """Wait for a save under way. Raises SaveError as `save` says."""
@@ -142,7 +148,7 @@ class Saver:
         remove(final)
         os.replace(part, final)
         sync(self.root)
-        for old in layout.superfluous(self.root, keep=self.keep, keep_best=self.keep_best):
+        for old in layout.superfluous(self.root, keep=self.config.keep, keep_best=self.config.keep_best):
             remove(old)
 
     def _together(self, stage: Callable[[], T], target: Path) -> T:

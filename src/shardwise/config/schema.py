@@ -247,6 +247,11 @@ class LaunchConfig:
     """Environment variables to repeat in the commands printed for the other nodes."""
     timeout_minutes: Positive = 30.0
     """Longest wait of one rank for the others in a collective."""
+    stall_minutes: Positive = 15.0
+    """Longest time without progress of a rank in training, evaluation or saving (a micro-batch, a batch, a
+    checkpoint), or without a sign of life at any time; the job is then ended, naming the rank and its stack."""
+    restarts: Annotated[int, Range(0)] = 0
+    """How often our launcher starts again by itself, from the newest checkpoint, after a rank died or stalled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

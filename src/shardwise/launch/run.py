@@ -1,117 +1,97 @@
-"""Start one node's command, pass signals on, end everything together and say what came of it."""
+"""Start one node's command, again where that may help, end everything together and say what came of it."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from shardwise import outcome
+from shardwise import lock, outcome
 from shardwise.errors import EXIT_FAILURE, LaunchError
 from shardwise.launch import processes
 from shardwise.launch.command import NodeCommand
 from shardwise.launch.nodes import World
-from shardwise.outcome import Verdict
+from shardwise.launch.verdict import Verdict
+from shardwise.launch.watch import Watch
 
-POLL_SECONDS = 0.1
-# How long the others may go on once a rank is lost: by then a clean exit has failed (a collective cannot end).
-GRACE_SECONDS = 15.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+OUT_OF_MEMORY = "out of memory:"
+MICRO_BATCH = "micro_batch.json"
 
 
-def run(command: NodeCommand, where: World, env: Mapping[str, str]) -> Verdict:
-    """Run to the end; nothing this started is left behind. Raises LaunchError if it cannot be started."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Care:
+    """How a run is looked after."""
+
+    folder: Path
+    """The run folder."""
+    job: str
+    """See lock.job_of."""
+    stall_seconds: float
+    restarts: int
+
+
+def run(command: NodeCommand, where: World, env: Mapping[str, str], care: Care) -> Verdict:
+    """Run to the end, starting again after a death or a stall up to `care.restarts` times.
+
+    Nothing this started is left behind. Raises LaunchError if it cannot be started, PreflightError when another live
+    run holds the run folder.
+    """
+    left, size = care.restarts, _micro_batch(care.folder)
+    while True:
+        lock.refuse_if_held(care.folder, care.job)
+        result, signalled = _once(command, where, env, care)
+        if result.exit_code != EXIT_FAILURE or signalled:
+            return result
+        smaller = _micro_batch(care.folder)
+        if OUT_OF_MEMORY in result.message and smaller is not None and (size is None or smaller < size):
+            why = f"with micro-batches of at most {smaller:,} tokens"
+        elif result.mendable and left > 0:
+            left -= 1
+            why = f"restart {care.restarts - left} of {care.restarts}"
+        else:
+            return result
+        size = smaller
+        print(f"\n{result.message}\nstarting again from the newest complete checkpoint ({why})", file=sys.stderr,
+              flush=True)
+
+
+def _once(command: NodeCommand, where: World, env: Mapping[str, str], care: Care) -> tuple[Verdict, bool]:
+    """One start: what it came to, and whether it was asked to stop."""
     folder = Path(tempfile.mkdtemp(prefix="shardwise-"))
     own = {name: value for name, value in env.items() if name not in command.unset}
+    more = {outcome.ENV: str(folder), outcome.LAUNCHER: str(os.getpid()), lock.JOB: care.job}
     processes.adopt_orphans()
     try:
-        child = subprocess.Popen(command.argv, env=own | command.env | {outcome.ENV: str(folder)},
-                                 process_group=0, preexec_fn=_in_child)
+        child = subprocess.Popen(command.argv, env=own | command.env | more, process_group=0, preexec_fn=_in_child)
         try:
-            watch = Watch(folder, child)
+            watch = Watch(folder, child, stall_seconds=care.stall_seconds)
             with _handled(watch.on_signal):
                 code = watch.wait()
         finally:
             processes.kill_tree(child.pid)
-        return watch.explain(outcome.verdict(folder, where.per_node, code, first_rank=where.first_rank,
-                                             gone=watch.gone))
+        return watch.result(where, code), bool(watch.signals)
     except OSError as error:
         raise LaunchError(f"cannot start {command.argv[0]}: {error}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Watch:
-    """Follows the ranks through their outcome files while the child runs."""
-
-    def __init__(self, folder: Path, child: subprocess.Popen[bytes]) -> None:
-        self.folder, self.child = folder, child
-        self.gone: dict[int, float] = {}
-        """Rank -> when it was first missed, for ranks that ended without a word."""
-        self.signals: list[int] = []
-        self.told: set[int] = set()
-        self.killed = False
-        self.deadline: float | None = None
-
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Remember a signal; the loop acts on it."""
-        self.signals.append(number)
-
-    def wait(self) -> int:
-        """The child's exit code, after all of it."""
-        while True:
-            try:
-                return self.child.wait(timeout=POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._look()
-
-    def explain(self, verdict: Verdict) -> Verdict:
-        """The verdict, told as a stop where a stop was asked for and could not be honoured."""
-        if not self.signals or verdict.exit_code != EXIT_FAILURE:
-            return verdict
-        name = signal.Signals(self.signals[0]).name
-        how = "killed at the second signal" if self.killed else f"stopped by {name} before the run could save"
-        return Verdict(EXIT_FAILURE, f"{how}; complete checkpoints are untouched, start again to go on "
-                                     f"({verdict.message})")
-
-    def _look(self) -> None:
-        ranks = [rank for rank in outcome.read(self.folder) if rank.host == socket.gethostname()]
-        lost = any(rank.kind in ("user", "failed") for rank in ranks)
-        for rank in ranks:
-            if rank.kind == "running" and not processes.alive(rank.pid):
-                # It may have written its last word and ended since the file was read.
-                lost = self._missed(rank.rank) or lost
-            elif rank.kind == "running" and self.signals and rank.pid not in self.told:
-                self._tell(rank.pid)
-        if lost and self.deadline is None:
-            self.deadline = time.monotonic() + GRACE_SECONDS
-        impatient = [number for number in self.signals if number in (signal.SIGINT, signal.SIGTERM)]
-        if len(impatient) > 1 or (self.deadline is not None and time.monotonic() > self.deadline):
-            self.killed = True
-            processes.kill_tree(self.child.pid)
-
-    def _missed(self, number: int) -> bool:
-        still = [rank for rank in outcome.read(self.folder) if rank.rank == number and rank.kind == "running"]
-        if still:
-            self.gone.setdefault(number, time.time())
-        return bool(still)
-
-    def _tell(self, pid: int) -> None:
-        """The first signal, once to each rank, and to the ranks alone: their agent would kill them for it."""
-        number = signal.SIGTERM if self.signals[0] == signal.SIGHUP else self.signals[0]
-        self.told.add(pid)
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            self.told.discard(pid)
+def _micro_batch(folder: Path) -> int | None:
+    """The size the ranks fell back to when memory ran out; None when they did not."""
+    try:
+        return int(json.loads((folder / MICRO_BATCH).read_text(encoding="utf-8"))["max_tokens_per_micro_batch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _in_child() -> None:

@@ -9,10 +9,11 @@ import sys
 import time
 import traceback
 import warnings
-from typing import Literal
+from typing import Literal, NoReturn
 
 from shardwise import outcome
 from shardwise.errors import EXIT_FAILURE, EXIT_OK, EXIT_STOPPED, EXIT_USER, ShardwiseError
+from shardwise.train import heartbeat
 from shardwise.train.signals import StopRequest
 
 KINDS: dict[int, Literal["user", "stopped"]] = {EXIT_USER: "user", EXIT_STOPPED: "stopped"}
@@ -27,31 +28,46 @@ def main(argv: list[str] | None = None) -> int:
         print("usage: python -m shardwise.train RECIPE [section.key=value ...]   (one rank; see shardwise --help)")
         return EXIT_OK if words else EXIT_USER
     stop = StopRequest(started_at=started_at)
-    stop.listen()  # before anything takes time: a signal during loading counts too
-    outcome.begin(rank, world_size)
-    _quiet(rank)
     code, message = EXIT_OK, ""
     kind: Literal["done", "user", "stopped", "failed"] = "done"
     try:
+        stop.listen(rank)  # before anything takes time: a signal during loading counts too
+        outcome.begin(rank, world_size)
+        heartbeat.start(rank, stop)
+        _quiet(rank)
         from shardwise.train.run import run
 
         run(words[0], words[1:], stop=stop)
-    except ShardwiseError as error:
+    except BaseException as error:
+        if stop.left_setup(error):
+            _end_at_once(rank, stop.before_training())
+        if not isinstance(error, ShardwiseError):
+            outcome.end(rank, exit_code=EXIT_FAILURE, kind="failed", error=error)
+            traceback.print_exc()
+            sys.stderr.flush()
+            # Not sys.exit: other ranks may be inside a collective with this one; tearing down would wait for them.
+            os._exit(EXIT_FAILURE)
         code, message = error.exit_code, str(error)
         kind = KINDS.get(code, "failed")
-        explained = os.environ.get(outcome.ENV) and kind != "failed"  # the launcher prints it, last
-        if not explained and (rank == 0 or kind == "failed"):
-            print(f"{'' if rank == 0 else f'[rank {rank}] '}{message}", file=sys.stderr, flush=True)
-    except BaseException as error:
-        outcome.end(rank, exit_code=EXIT_FAILURE, kind="failed", message=f"{type(error).__name__}: {error}")
-        traceback.print_exc()
-        sys.stderr.flush()
-        # Not sys.exit: other ranks may be inside a collective with this one, and tearing down would wait for them.
-        os._exit(EXIT_FAILURE)
+        outcome.end(rank, exit_code=code, kind=kind, message=message, error=error if kind == "failed" else None)
+        _print(rank, message, always=kind == "failed")
     outcome.end(rank, exit_code=code, kind=kind, message=message)
     _leave()
     # The launcher reads the outcome; a non-zero code here would make the agent print a traceback of its own.
-    return EXIT_OK if kind in ("user", "stopped") and os.environ.get(outcome.ENV) else code
+    return EXIT_OK if kind in ("user", "stopped") and outcome.folder() else code
+
+
+def _print(rank: int, message: str, *, always: bool = False) -> None:
+    """From rank 0, or from any for what only one may have to say; a stop or a mistake is told by our launcher."""
+    if always or (rank == 0 and outcome.folder() is None):
+        print(f"{'' if rank == 0 else f'[rank {rank}] '}{message}", file=sys.stderr, flush=True)
+
+
+def _end_at_once(rank: int, message: str) -> NoReturn:
+    """Other ranks may be anywhere, and taking the process group down would wait for them."""
+    outcome.end(rank, exit_code=EXIT_STOPPED, kind="stopped", message=message)
+    _print(rank, message)
+    os._exit(EXIT_OK if outcome.folder() else EXIT_STOPPED)
 
 
 def _quiet(rank: int) -> None:

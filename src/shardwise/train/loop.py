@@ -6,13 +6,15 @@ import functools
 import json
 import logging
 import time
+from typing import NamedTuple
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from shardwise import dist, outcome
 from shardwise.errors import Stopped
-from shardwise.train.evaluate import evaluate, samples
+from shardwise.train import heartbeat
+from shardwise.train.evaluate import score_held_out
 from shardwise.train.parts import Parts, StepData
 from shardwise.train.record import step_line
 from shardwise.train.refusals import answer, wants_rollback
@@ -25,14 +27,12 @@ log = logging.getLogger("shardwise")
 def train(parts: Parts) -> None:
     """Run from `parts.start_step` to the end of the plan. Raises Stopped after an early, complete checkpoint."""
     config, plan = parts.resolved.config, parts.plan
-    if not parts.resumed and (loss := score(parts, 0)) is not None:
-        parts.best.saw(loss, step=0)
-    if not parts.resumed and wants_rollback(parts):
-        save(parts, 0, eval_loss=None, must=True)
+    begin(parts)
     progress = tqdm(total=plan.num_steps, initial=parts.start_step, unit="step", disable=not parts.ranks.main,
                     dynamic_ncols=True, desc=config.run.name)
     with logging_redirect_tqdm(), progress as bar:
         for step in range(parts.start_step, 0 if parts.best.exhausted else plan.num_steps):
+            heartbeat.phase("training")
             began = time.perf_counter()
             lr = lr_at(step, peak=config.optim.lr, plan=plan, schedule=config.schedule)
             data, result = take_step(parts, step, lr)
@@ -46,18 +46,31 @@ def train(parts: Parts) -> None:
             bar.update()
             bar.set_postfix_str(f"loss {result.loss:.4f}, lr {lr:.2e}", refresh=False)
             last = done == plan.num_steps
-            loss = score(parts, done) if due(done, config.eval.every_steps, last) else None
-            worth_keeping = loss is not None and parts.best.saw(loss, step=done)
+            asked = parts.held_out is not None and due(done, config.eval.every_steps, last)
+            # Under a signal there is no time for it; the next start makes up for it.
+            scored = score(parts, done) if asked and not result.stop else Scored(finished=not asked)
             last = last or parts.best.exhausted
-            stopping = (result.stop or done == config.run.stop_after) and not last
-            if due(done, config.checkpoint.every_steps, last or stopping or worth_keeping):
-                save(parts, done, eval_loss=loss, must=last or stopping)
-            if last:
-                break
+            stopping = not scored.finished or ((result.stop or done == config.run.stop_after) and not last)
+            if due(done, config.checkpoint.every_steps, last or stopping or scored.keep or result.save):
+                save(parts, done, scored, must=last or stopping)
             if stopping:
                 reason = parts.stop.reason or ("run.stop_after" if done == config.run.stop_after else "another rank")
                 raise Stopped(f"stopped after step {done} of {plan.num_steps} ({reason}); the checkpoint of step "
                               f"{done} is complete. Start again to go on")
+            if last:
+                return
+
+
+def begin(parts: Parts) -> None:
+    """What comes before the first step of a session. Raises Stopped when a rank was asked to stop meanwhile."""
+    if not parts.resumed or parts.evaluation_owed:
+        scored = score(parts, parts.start_step)
+        if not scored.finished:
+            raise Stopped(parts.stop.before_training())
+        if scored.keep:
+            save(parts, parts.start_step, scored, must=False)
+    if not parts.resumed and wants_rollback(parts):
+        save(parts, 0, Scored(finished=True), must=True)
 
 
 def take_step(parts: Parts, step: int, lr: float) -> tuple[StepData, StepResult]:
@@ -70,7 +83,7 @@ def take_step(parts: Parts, step: int, lr: float) -> tuple[StepData, StepResult]
         result = optimizer_step(
             parts.engine, data.batches, lr=lr, supervised_tokens=data.supervised_tokens,
             target_weight=data.target_weight, tokens=data.tokens, world_size=parts.ranks.world_size,
-            router=parts.router, stop=parts.stop.wanted(), guard=parts.guard,
+            router=parts.router, stop=parts.stop.wanted(), save=parts.saver.overdue(), guard=parts.guard,
             start_again=functools.partial(parts.limit.start_again, data.rows, data.ids, step=step + 1))
         if result.again is None:
             parts.guard.note(result.loss, result.grad_norm, result.refused)
@@ -89,25 +102,40 @@ def due(step: int, every: int | None, force: bool) -> bool:
     return force or (every is not None and step % every == 0)
 
 
-def score(parts: Parts, step: int) -> float | None:
-    """Evaluate and answer samples; rank 0 writes them down. Returns rank 0's evaluation loss, on every rank."""
-    line, written = evaluate(parts, step), samples(parts, step)
-    loss: float | None = dist.gathered(None if line is None else line["eval_loss"], dist.second_group())[0]
-    if parts.metrics is None:
-        return loss
-    if line is not None:
-        parts.metrics.write(line)
-        log.info("step %d: eval_loss %.4f (perplexity %.2f)", step, line["eval_loss"], line["eval_perplexity"])
-    for sample in written:
+class Scored(NamedTuple):
+    """What an evaluation came to, the same on every rank."""
+
+    finished: bool
+    """False when a rank was asked to stop before its end."""
+    loss: float | None = None
+    """Rank 0's."""
+    keep: bool = False
+    """Whether it is among those that `checkpoint.keep_best` keeps."""
+
+
+def score(parts: Parts, step: int) -> Scored:
+    """Evaluate and answer samples; rank 0 writes them down."""
+    found = score_held_out(parts, step)
+    if found is None:
+        return Scored(finished=False)
+    loss = dist.gathered(None if found.line is None else found.line["eval_loss"], dist.second_group())[0]
+    scored = Scored(finished=True, loss=loss, keep=loss is not None and parts.best.saw(loss, step=step))
+    if parts.metrics is None or found.line is None:
+        return scored
+    parts.metrics.write(found.line)
+    log.info("step %d: eval_loss %.4f (perplexity %.2f)", step, found.line["eval_loss"], found.line["eval_perplexity"])
+    for sample in found.samples:
         with open(parts.folder / "samples.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(sample, ensure_ascii=False) + "\n")
         asked, replied = (sample[key].strip().replace("\n", " / ") for key in ("prompt", "reply"))
         log.info("step %d, asked: ...%s\n  replied: %s", step, asked[-160:], replied[:400])
-    return loss
+    return scored
 
 
-def save(parts: Parts, step: int, *, eval_loss: float | None, must: bool) -> None:
+def save(parts: Parts, step: int, scored: Scored, *, must: bool) -> None:
     """Publish a checkpoint on all ranks together."""
-    parts.saver.save(step, {**parts.manifest["identity"], "feed": parts.feed.state(), "eval_loss": eval_loss,
+    heartbeat.phase("saving a checkpoint")
+    parts.saver.save(step, {**parts.manifest["identity"], "feed": parts.feed.state(), "eval_loss": scored.loss,
+                            "evaluation_owed": not scored.finished,
                             "loop": {name: part.state() for name, part in parts.stateful().items()},
                             "tracker_run_id": parts.manifest.get("tracker_run_id")}, must=must)

@@ -78,6 +78,8 @@ class Parts:
     manifest: dict[str, Any]
     start_step: int
     resumed: bool
+    evaluation_owed: bool
+    """Whether a stop kept the evaluation after `start_step` from being made."""
     guard: Guard
     limit: MicroBatchLimit
 

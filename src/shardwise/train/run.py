@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwise import dist
+from shardwise import dist, lock
 from shardwise.checkpoint import layout
 from shardwise.checkpoint.export import check_logits, gathered_state, write_final
 from shardwise.config import show
+from shardwise.config.load import load
+from shardwise.train import heartbeat
 from shardwise.train.loop import train
 from shardwise.train.metrics import read_metrics
 from shardwise.train.parts import Parts
@@ -25,6 +28,15 @@ CHECK_TOKENS = 32
 
 def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
     """Train, then publish `final/`; returns that folder. Raises ShardwiseError for whatever is explained."""
+    config = load(recipe, overrides).config
+    folder = Path(config.run.output_dir or "")
+    stop.folder = folder
+    heartbeat.limit(config.launch.stall_minutes)
+    with lock.held(folder, main=dist.ranks_of(os.environ).main, job=lock.job_of(os.environ)):
+        return _run(recipe, overrides, stop)
+
+
+def _run(recipe: str, overrides: Sequence[str], stop: StopRequest) -> Path:
     parts = build(recipe, overrides, stop=stop)
     final = parts.folder / "final"
     if (parts.start_step == parts.plan.num_steps or parts.best.exhausted) and (final / "config.json").is_file():
@@ -36,10 +48,12 @@ def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
         for line in summary(parts):
             log.info("%s", line)
         (parts.folder / "resolved.yaml").write_text(show.text(parts.resolved) + "\n", encoding="utf-8")
+    stop.training()
     try:
         train(parts)
         if parts.resolved.config.eval.final == "best":
             take_best(parts)
+        heartbeat.phase("writing final/")
         export(parts, final)
     finally:
         if parts.metrics is not None:

@@ -28,7 +28,7 @@ from shardwise.model.adapters import add_adapter
 from shardwise.model.load import draw_fresh, load_model
 from shardwise.model.loss import router_settings
 from shardwise.model.probes import isolates, packing_leak
-from shardwise.train import ops
+from shardwise.train import heartbeat, ops
 from shardwise.train.best import Best
 from shardwise.train.engine import DeepSpeedEngine, Engine, TorchEngine
 from shardwise.train.guard import Guard
@@ -58,11 +58,13 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     dist.local_threads(env)
     dist.prefer_cpu_quietly(os.environ)
     check_precision(resolved)
+    heartbeat.phase("tokenising")
     inputs = load_inputs(resolved)
     plan = inputs.plan
     facts = manifest(resolved, inputs)
     draw_fresh(resolved, vocabulary=len(inputs.tokenizer))
     ops.build(ops.needed(resolved))
+    heartbeat.phase("meeting the other ranks")
     accelerator = make_accelerator(resolved)
     limit = MicroBatchLimit(resolved.max_tokens_per_micro_batch, folder=Path(config.run.output_dir or ""))
     dist.agree({"recipe and data": facts["identity"], "run folder": config.run.output_dir,
@@ -72,13 +74,14 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
         raise ConfigError(f"{resolved.origins['run.stop_after']}: run.stop_after={config.run.stop_after} is more than "
                           f"the {plan.num_steps} steps of this run")
 
+    heartbeat.phase("loading the model")
     torch.manual_seed(config.run.seed)
     engine, holder = make_engine(resolved, accelerator, inputs.tokenizer, ranks)
     packing = _packing(resolved, engine, accelerator.device)
-    saver = store.Saver(_root(resolved), holder, ranks, keep=config.checkpoint.keep,
-                        keep_best=config.checkpoint.keep_best, background=config.checkpoint.async_save)
+    saver = store.Saver(_root(resolved), holder, ranks, config.checkpoint)
     meta: dict[str, Any] = {}
     if resume is not None:
+        heartbeat.phase("loading the checkpoint")
         meta = saver.load(resume, seed=config.run.seed)
     else:
         torch.manual_seed(config.run.seed + 1 + ranks.rank)  # dropout differs between ranks
@@ -87,8 +90,8 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
         resolved=resolved, plan=plan, ranks=ranks, device=accelerator.device, engine=engine, saver=saver,
         inputs=inputs, feed=inputs.feed(meta.get("feed", {})), packing=packing,
         router=router_settings(engine.module.config), autocast=autocast(resolved, accelerator.device),
-        metrics=metrics, manifest=facts, start_step=meta.get("step", 0), resumed=resume is not None, stop=stop,
-        guard=Guard(config.guard), limit=limit,
+        metrics=metrics, manifest=facts, start_step=meta.get("step", 0), resumed=resume is not None,
+        evaluation_owed=meta.get("evaluation_owed", False), stop=stop, guard=Guard(config.guard), limit=limit,
         best=Best(keep=config.checkpoint.keep_best, patience=config.eval.patience, min_delta=config.eval.min_delta))
     for name, part in parts.stateful().items():
         if name in meta.get("loop", {}):
@@ -133,14 +136,17 @@ def make_accelerator(resolved: Resolved) -> Any:
         plugin = DeepSpeedPlugin(hf_ds_config=json.loads(json.dumps(resolved.deepspeed)))
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         dist.stand_alone(os.environ)
+    timeout = datetime.timedelta(minutes=resolved.config.launch.timeout_minutes)
     if "LOCAL_RANK" in os.environ:
-        timeout = datetime.timedelta(minutes=resolved.config.launch.timeout_minutes)
-        handlers.append(InitProcessGroupKwargs(backend="nccl" if on_gpu else "gloo", timeout=timeout))
+        handlers.append(InitProcessGroupKwargs(backend="nccl" if on_gpu else "gloo", timeout=dist.MEETING_TIMEOUT))
     precision = "no" if plugin is None or resolved.config.precision == "fp32" else resolved.config.precision
     with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints what it built
-        return Accelerator(mixed_precision=precision, cpu=not on_gpu and plugin is None, deepspeed_plugin=plugin,
-                           kwargs_handlers=handlers, log_with=list(resolved.config.tracking.backends) or None,
-                           project_dir=resolved.config.run.output_dir)
+        accelerator = Accelerator(mixed_precision=precision, cpu=not on_gpu and plugin is None,
+                                  deepspeed_plugin=plugin, kwargs_handlers=handlers,
+                                  log_with=list(resolved.config.tracking.backends) or None,
+                                  project_dir=resolved.config.run.output_dir)
+    dist.limit_waits(timeout)  # of those that were still tokenising nobody has waited so far
+    return accelerator
 
 
 def autocast(resolved: Resolved, device: torch.device) -> Callable[[], Any]:

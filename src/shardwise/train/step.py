@@ -13,6 +13,7 @@ from shardwise.data.steps.batch import Batch, filler
 from shardwise.dist import sum_over_ranks
 from shardwise.errors import OutOfMemory
 from shardwise.model.loss import losses
+from shardwise.train import heartbeat
 from shardwise.train.engine import Engine, LossFn
 from shardwise.train.guard import Guard, Refusal
 from shardwise.train.memory import is_out_of_memory, release
@@ -34,6 +35,8 @@ class StepResult:
     """True when any rank was asked to stop."""
     loss_scale: float | None
     """fp16's factor in this step."""
+    save: bool
+    """True when the time for a checkpoint has come on any rank."""
     refused: Refusal | None = None
     """Why the weights were not moved, where they were not."""
     again: Literal["memory", "overflow"] | None = None
@@ -42,7 +45,7 @@ class StepResult:
 
 def optimizer_step(engine: Engine, batches: Sequence[Batch], *, lr: float, supervised_tokens: int,
                    target_weight: float, tokens: int, world_size: int, router: tuple[float, int, int] | None,
-                   stop: bool, guard: Guard, start_again: Callable[[], OutOfMemory]) -> StepResult:
+                   stop: bool, save: bool, guard: Guard, start_again: Callable[[], OutOfMemory]) -> StepResult:
     """Run this rank's micro-batches of one step and move the weights, if the guard has nothing against it.
 
     `supervised_tokens`, `target_weight` (the sum of their weights) and `tokens` are those of the GLOBAL batch.
@@ -50,7 +53,7 @@ def optimizer_step(engine: Engine, batches: Sequence[Batch], *, lr: float, super
     sum. Raises `start_again()` on a rank that ran out of memory inside a collective.
     """
     # Summed on the device: no host sync until the step's one small all-reduce.
-    sums = torch.zeros(6, dtype=torch.float64, device=batches[0].input_ids.device)
+    sums = torch.zeros(7, dtype=torch.float64, device=batches[0].input_ids.device)
 
     def loss_of(batch: Batch) -> LossFn:
         def loss() -> torch.Tensor:
@@ -68,13 +71,14 @@ def optimizer_step(engine: Engine, batches: Sequence[Batch], *, lr: float, super
     sums[2] = sum(batch.num_targets for batch in batches)
     sums[3] = float(stop)  # the wish to stop travels along, so that all ranks act on it at the same step
     sums[4] = sum(batch.target_weight for batch in batches)
-    total_loss, total_router, counted, stops, weighed, short = sum_over_ranks(sums).tolist()
+    sums[6] = float(save)
+    total_loss, total_router, counted, stops, weighed, short, saves = sum_over_ranks(sums).tolist()
     assert counted == supervised_tokens, f"{counted} targets were computed, the step has {supervised_tokens}"
     assert math.isclose(weighed, target_weight, rel_tol=1e-6), f"weights of {weighed} computed, not {target_weight}"
     loss = total_loss / target_weight if target_weight > 0 else math.nan
     done = StepResult(loss=loss, grad_norm=math.nan, stop=stops > 0, supervised_tokens=supervised_tokens,
                       router_loss=None if router is None else total_router / tokens, tokens=tokens,
-                      loss_scale=None if engine.scale is None else engine.scale.value)
+                      loss_scale=None if engine.scale is None else engine.scale.value, save=saves > 0)
     if short:
         engine.discard()
         return replace(done, again="memory")
@@ -121,6 +125,7 @@ def _all_fit(engine: Engine, batches: Sequence[Batch], loss_of: Callable[[Batch]
 
 def _fits(engine: Engine, loss: LossFn, start_again: Callable[[], OutOfMemory], *, last: bool) -> bool:
     """One micro-step; False when memory ran out and the step can still be finished with fillers."""
+    heartbeat.tick()
     try:
         engine.micro_step(loss, last=last)
     except RuntimeError as error:

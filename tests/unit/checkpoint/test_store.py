@@ -17,6 +17,7 @@ import torch
 from shardwise.checkpoint import layout, slices, store
 from shardwise.checkpoint.pieces import TorchHolder
 from shardwise.checkpoint.store import Saver
+from shardwise.config.schema import CheckpointConfig
 from shardwise.dist import Ranks
 from shardwise.errors import CheckpointError, SaveError
 
@@ -33,8 +34,8 @@ class Toy:
         self.model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2))
         self.model[0].bias.requires_grad = False
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=0.1, fused=True)
-        self.saver = Saver(root, TorchHolder(self.model, self.optimizer, rank=0, world_size=1), ALONE, keep=keep,
-                           keep_best=keep_best, background=background)
+        self.saver = Saver(root, TorchHolder(self.model, self.optimizer, rank=0, world_size=1), ALONE,
+                           CheckpointConfig(keep=keep, keep_best=keep_best, async_save=background))
         self.move()
 
     def move(self) -> None:
@@ -306,8 +307,8 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     toy.save(1)
     other = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 4))
     optimizer = torch.optim.AdamW(other.parameters())
-    saver = Saver(tmp_path, TorchHolder(other, optimizer, rank=0, world_size=1), ALONE, keep=1, keep_best=0,
-                  background=False)
+    saver = Saver(tmp_path, TorchHolder(other, optimizer, rank=0, world_size=1), ALONE,
+                  CheckpointConfig(keep=1))
     with pytest.raises(CheckpointError, match="not the weights of this model: 0.bias has no elements there, 3 here"):
         saver.load(tmp_path / "step-00000001", seed=0)
 
