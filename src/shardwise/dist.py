@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from shardwise.errors import PreflightError
+
+T = TypeVar("T")
 
 
 class Ranks(NamedTuple):
@@ -72,6 +74,15 @@ def agree(facts: dict[str, Any], world_size: int) -> None:
         if other is not None:
             raise PreflightError(f"ranks disagree on {key}: rank 0 has {everyone[0].get(key)!r}, rank {other} has "
                                  f"{everyone[other].get(key)!r}; give every node the same recipe, data and code")
+
+
+def told_by_main(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        held = [value]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
+    return value
 
 
 def barrier() -> None:

@@ -19,9 +19,10 @@ ALLOWED = {
     "data": {"config", "demo", "errors"},
     "model": {"config", "data", "demo", "errors"},
     "checkpoint": {"config", "dist", "errors"},
-    "train": {"checkpoint", "config", "data", "dist", "errors", "model", "outcome"},
+    "export": {"checkpoint", "config", "data", "errors", "model"},
+    "train": {"checkpoint", "config", "data", "demo", "dist", "errors", "export", "model", "outcome"},
     "launch": {"config", "demo", "errors", "outcome"},  # starts the rest as child processes
-    "commands": {"config", "data", "demo", "errors", "launch"}, "cli": {"commands", "errors"},
+    "commands": {"config", "data", "demo", "errors", "export", "launch", "train"}, "cli": {"commands", "errors"},
     "__main__": {"cli"}, "__init__": set(),
 }
 HEAVY = {"torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "wandb", "numpy"}

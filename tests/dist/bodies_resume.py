@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from dist.bodies import running, whole_weights
 from shardwise.errors import Stopped, UserError
+from shardwise.export.runs import read_metrics
 from shardwise.train.loop import train
-from shardwise.train.metrics import read_metrics
 from shardwise.train.run import export
 
 TINY = "recipes/tiny.yaml"

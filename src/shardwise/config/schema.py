@@ -253,6 +253,9 @@ class LaunchConfig:
 class CheckpointConfig:
     every_steps: Count | None = None
     """Optimizer steps between checkpoints; only at the end and on a stop when not set."""
+    at_end: bool = True
+    """Save after the last step, and where a run stops before it; false loses what came after the last
+    checkpoint, and is for tries."""
     keep: Count = 2
     """Complete checkpoints to keep; older ones go after a newer one is complete."""
     resume: str = "auto"

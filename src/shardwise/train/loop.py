@@ -48,12 +48,14 @@ def train(parts: Parts) -> None:
             if due(done, config.eval.every_steps, last):
                 score(parts, done)
             stopping = (result.stop or done == config.run.stop_after) and not last
-            if due(done, config.checkpoint.every_steps, last or stopping):
+            saved = due(done, config.checkpoint.every_steps, (last or stopping) and config.checkpoint.at_end)
+            if saved:
                 save(parts, done)
             if stopping:
                 reason = parts.stop.reason or ("run.stop_after" if done == config.run.stop_after else "another rank")
-                raise Stopped(f"stopped after step {done} of {plan.num_steps} ({reason}); the checkpoint of step "
-                              f"{done} is complete. Start again to go on")
+                kept = f"the checkpoint of step {done} is complete. Start again to go on" if saved else \
+                    "nothing was saved (checkpoint.at_end=false)"
+                raise Stopped(f"stopped after step {done} of {plan.num_steps} ({reason}); {kept}")
 
 
 def due(step: int, every: int | None, force: bool) -> bool:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwise import dist
-from shardwise.checkpoint.export import check_logits, gathered_state, write_final
 from shardwise.config import show
+from shardwise.config.secrets import hide
+from shardwise.export.runs import read_metrics
 from shardwise.train.loop import train
-from shardwise.train.metrics import read_metrics
 from shardwise.train.parts import Parts
 from shardwise.train.report import packing_efficiency, write_report
+from shardwise.train.results import export
 from shardwise.train.setup import build
 from shardwise.train.signals import StopRequest
 
 log = logging.getLogger("shardwise")
-CHECK_TOKENS = 32
 
 
 def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
@@ -34,7 +33,8 @@ def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
         keep_log(parts.folder / "log.txt")
         for line in summary(parts):
             log.info("%s", line)
-        (parts.folder / "resolved.yaml").write_text(show.text(parts.resolved) + "\n", encoding="utf-8")
+        (parts.folder / "resolved.yaml").write_text(hide(show.text(parts.resolved), os.environ) + "\n",
+                                                    encoding="utf-8")
     try:
         train(parts)
         export(parts, final)
@@ -95,20 +95,3 @@ def _changed(counts: dict[str, Any]) -> str:
 
 def _numel(parameter: Any) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-def export(parts: Parts, final: Path) -> None:
-    """Write `final/` from rank 0; every rank takes part in gathering."""
-    engine: Any = parts.engine.model if parts.resolved.deepspeed is not None else parts.engine
-    stage = 0 if parts.resolved.deepspeed is None else parts.resolved.deepspeed["zero_optimization"]["stage"]
-    ids = parts.inputs.sample[:CHECK_TOKENS]
-    logits = check_logits(parts.engine.model, ids, parts.device)
-    state = gathered_state(engine, zero_stage=stage)
-    if state is not None and parts.ranks.main:
-        template = parts.resolved.config.data.chat_template
-        write_final(final, parts.engine.module, state, parts.tokenizer, check={"input_ids": ids, "logits": logits},
-                    chat_template=Path(template).read_text(encoding="utf-8") if template else None)
-        manifest = json.loads((parts.folder / "manifest.json").read_text())
-        (parts.folder / "manifest.json").write_text(json.dumps({**manifest, "finished_step": parts.plan.num_steps},
-                                                               indent=2))
-    dist.barrier()

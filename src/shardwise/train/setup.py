@@ -9,7 +9,6 @@ import io
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,8 @@ from shardwise.train.inputs import load_inputs
 from shardwise.train.metrics import Metrics, Tracker, WandbTracker
 from shardwise.train.optim import make_optimizer
 from shardwise.train.parts import Parts
-from shardwise.train.record import manifest
+from shardwise.train.provenance import manifest, record_start
+from shardwise.train.results import keep_skeleton, same_base
 from shardwise.train.signals import StopRequest
 
 log = logging.getLogger("shardwise")
@@ -65,6 +65,7 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     torch.manual_seed(config.run.seed)
     engine, shards = make_engine(resolved, accelerator, inputs.tokenizer, rank=ranks.rank)
     packing = _packing(resolved, engine, accelerator.device)
+    facts["base"] = same_base(resolved, ranks, resumed=resume is not None)
     start_step, state = 0, {}
     if resume is not None:
         store.load(resume, shards, rank=ranks.rank)
@@ -73,6 +74,8 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     else:
         torch.manual_seed(config.run.seed + 1 + ranks.rank)  # dropout differs between ranks
     metrics = _metrics(resolved, accelerator, facts, resume) if ranks.main else None
+    if ranks.main:
+        keep_skeleton(resolved, engine.module, inputs, anew=resume is None)
     return Parts(
         resolved=resolved, plan=plan, ranks=ranks, device=accelerator.device, engine=engine, shards=shards,
         inputs=inputs, feed=inputs.feed(state), packing=packing,
@@ -196,6 +199,5 @@ def _metrics(resolved: Resolved, accelerator: Any, facts: dict[str, Any], resume
         tracker = WandbTracker(accelerator, resolved.config.tracking, folder=folder, run_id=meta.get("tracker_run_id"),
                                name=resolved.config.run.name or "", config={**facts["config"], "git": facts["git"]})
     facts["tracker_run_id"] = tracker.run_id
-    facts["started"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    (folder / "manifest.json").write_text(json.dumps(facts, indent=2))
+    record_start(folder, facts, from_step=meta.get("step", 0))
     return Metrics(folder / "metrics.jsonl", resume_step=meta.get("step"), tracker=tracker)
