@@ -109,7 +109,7 @@ def _recipe(run: Run, steps: int, folder: Path) -> str:
     tree, identity = run.manifest["config"], run.manifest["identity"]
     text = as_recipe(tree | {
         "strategy": identity["strategy"], "offload": identity["offload"],
-        "run": tree["run"] | {"output_dir": str(folder), "stop_after": steps, "time_limit": None},
+        "run": {"name": "replay", "seed": tree["run"]["seed"], "output_dir": str(folder), "stop_after": steps},
         "data": tree["data"] | {"eval": []}, "eval": {}, "tracking": {"backends": []},
         "checkpoint": {"at_end": False},
         "launch": {"processes": identity["world_size"], "timeout_minutes": tree["launch"]["timeout_minutes"]}})

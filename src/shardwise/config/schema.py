@@ -254,8 +254,8 @@ class CheckpointConfig:
     every_steps: Count | None = None
     """Optimizer steps between checkpoints; only at the end and on a stop when not set."""
     at_end: bool = True
-    """Save after the last step, and where a run stops before it; false loses what came after the last
-    checkpoint, and is for tries."""
+    """Save after the last step and where a run stops before it, and write `final/`. false, for tries, keeps only
+    what `every_steps` saves."""
     keep: Count = 2
     """Complete checkpoints to keep; older ones go after a newer one is complete."""
     resume: str = "auto"

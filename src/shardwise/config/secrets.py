@@ -10,7 +10,7 @@ from typing import Any
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 HIDDEN = "***"
 # Hugging Face, wandb, GitHub and OpenAI-like keys, and the name and password of a URL.
-LOOKS = re.compile(r"\b(hf_\w{16,}|wandb_v\d_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|sk-[\w-]{16,})|"
+LOOKS = re.compile(r"(?<![A-Za-z0-9])(hf_\w{16,}|wandb_v\d_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|sk-[\w-]{16,})|"
                    r"(?<=://)[^/\s@]+(?=@)")
 SHORTEST = 8
 """Characters; what is shorter (`TOKENIZERS_PARALLELISM=false`) is no secret, and would be found everywhere."""

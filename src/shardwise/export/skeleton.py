@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.dynamic_module_utils import custom_object_save
 
 BUFFERS, CHECK_IDS = "buffers.safetensors", "check_ids.json"
 OWN = (BUFFERS, CHECK_IDS, "config.json", "generation_config.json")
@@ -25,7 +26,11 @@ def save(folder: Path, module: Any, tokenizer: Any, *, chat_template: str | None
     base = module.get_base_model() if hasattr(module, "peft_config") else module
     beside = folder.with_name(folder.name + ".part")
     shutil.rmtree(beside, ignore_errors=True)
-    base.save_pretrained(beside, state_dict={})
+    base.config.save_pretrained(beside)
+    if base.can_generate():
+        base.generation_config.save_pretrained(beside)
+    if base.is_remote_code():
+        custom_object_save(base, beside, config=base.config)
     weights = {name for name, _ in base.named_parameters(remove_duplicate=False)}
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in base.state_dict().items()
             if name not in weights}

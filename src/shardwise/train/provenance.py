@@ -29,8 +29,8 @@ NOT_CURVE = ("train", "eval", "packing", "on_fault", "workers")  # of data: the 
 CURVE = ("model", "adapter", "data", "optim", "schedule", "precision")
 PER_START = ("started", "host", "cwd", "command", "git", "python", "packages", "hardware", "environment")
 """What may differ from one start of a run to the next, and is kept of each."""
-ENVIRONMENT = re.compile(r"CUDA_|NVIDIA_|NCCL_|GLOO_|TORCH|PYTORCH_|OMP_|MKL_|CUBLAS_|DS_|DEEPSPEED_|SHARDWISE_|"
-                         r"TRANSFORMERS_|HF_(HOME|HUB_OFFLINE|DATASETS_OFFLINE)\Z|WANDB_(MODE|PROJECT|SWEEP_ID)\Z|"
+ENVIRONMENT = re.compile(r"CUDA_|NVIDIA_|NCCL_|GLOO_|TORCH_|PYTORCH_|OMP_|MKL_|CUBLAS_|DS_|DEEPSPEED_|TRANSFORMERS_|"
+                         r"SHARDWISE_(CACHE|LAUNCHED|WORLD_SIZE)\Z|HF_(HOME|HUB_OFFLINE|DATASETS_OFFLINE)\Z|WANDB_(MODE|PROJECT|SWEEP_ID)\Z|"
                          r"SLURM_(JOB_ID|JOB_NAME|NNODES|NTASKS|RESTART_COUNT|JOB_PARTITION)\Z|MASTER_ADDR\Z")
 """Variables that can change what is computed or how fast."""
 

@@ -37,7 +37,8 @@ def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
                                                     encoding="utf-8")
     try:
         train(parts)
-        export(parts, final)
+        if parts.resolved.config.checkpoint.at_end:
+            export(parts, final)
     finally:
         if parts.metrics is not None:
             parts.metrics.tracker.finish()
@@ -47,7 +48,8 @@ def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
                      ", ".join(f"{kind} {count:,}" for kind, count in parts.feed.dropped().items()))
         write_report(parts.folder)
         efficiency = packing_efficiency(read_metrics(parts.folder / "metrics.jsonl"))
-        log.info("done: the model is in %s, its curves in %s; %.1f%% of the computed tokens were real ones", final,
+        kept = f"the model is in {final}" if final.is_dir() else "no model was kept (checkpoint.at_end=false)"
+        log.info("done: %s, its curves in %s; %.1f%% of the computed tokens were real ones", kept,
                  parts.folder / "report.html", 100 * efficiency)
     return final
 
