@@ -28,6 +28,7 @@ def export(words: list[str]) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # weights only pass through
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from shardwise.export.runs import open_run
 
     run = open_run(asked.run)

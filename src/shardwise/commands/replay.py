@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -171,7 +172,7 @@ def _compare(run: Run, recorded: list[dict[str, Any]], again: list[dict[str, Any
         print(f"{was['step']:>6} {was['loss']:>12.7g} {now['loss']:>12.7g} {was['grad_norm']:>12.7g} "
               f"{now['grad_norm']:>12.7g} {max(apart.values()):>12.2e}")
         for key, value in apart.items():
-            if not value <= largest:  # true of NaN, too
+            if value > largest:
                 largest, where = value, f" ({key} of step {was['step']})"
     same = largest <= tolerance
     print(f"largest relative difference {largest:.2e}{where}, allowed {tolerance:.0e} in {run.config.precision}: "
@@ -180,7 +181,8 @@ def _compare(run: Run, recorded: list[dict[str, Any]], again: list[dict[str, Any
 
 
 def difference(was: float, now: float) -> float:
-    """|was - now| / max(|was|, |now|); 0 where both are zero, NaN where either is."""
+    """|was - now| / max(|was|, |now|); 0 where they are equal, infinite where one is not a number."""
     if was == now:
         return 0.0
-    return abs(was - now) / max(abs(was), abs(now))
+    apart = abs(was - now) / max(abs(was), abs(now))
+    return math.inf if math.isnan(apart) else apart

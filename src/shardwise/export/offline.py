@@ -109,7 +109,9 @@ def _check(run: Run, folder: Path, *, kind: str, base: str, strategy: str) -> li
             return [f"the adapter was not tried on its base: {error}"]
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(merge.load_base(run, base, strategy=strategy), str(folder))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = PeftModel.from_pretrained(merge.load_base(run, base, strategy=strategy), str(folder))
     ids = skeleton.check_ids(run.skeleton)
     logits = check_logits(model, ids, torch.device("cpu"))
     if not all(map(math.isfinite, logits)):
