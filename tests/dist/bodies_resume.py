@@ -14,7 +14,7 @@ from dist.bodies import running, whole_weights
 from shardwise.errors import Stopped, UserError
 from shardwise.export.runs import read_metrics
 from shardwise.train.loop import train
-from shardwise.train.run import export
+from shardwise.train.results import export
 
 TINY = "recipes/tiny.yaml"
 

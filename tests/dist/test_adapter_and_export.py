@@ -37,11 +37,22 @@ def test_final_folder_gives_the_live_models_logits(published, strategy, precisio
         logits = model(input_ids=torch.tensor([check["input_ids"]]), use_cache=False).logits[0, -1].float()
     torch.testing.assert_close(logits, torch.tensor(check["logits"]), rtol=0, atol=1e-5)
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight  # tied: one storage
-    assert all(parameter.numel() for parameter in model.parameters())
+    reference = AutoModelForCausalLM.from_config(model.config)
+    assert {name: p.shape for name, p in model.named_parameters()} == \
+        {name: p.shape for name, p in reference.named_parameters()}  # B39: no weight of size 0
     tokenizer = AutoTokenizer.from_pretrained(final)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False,
                                          add_generation_prompt=True) == \
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_b52_every_rank_takes_part_and_one_writes(published, strategy):
+    run = published / f"{strategy}-fp32"
+    assert sorted(path.name for path in (run / "final").iterdir()) == [
+        "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+        "shardwise_check.json", "shardwise_export.json", "tokenizer.json", "tokenizer_config.json"]
+    assert not list(run.rglob("*.part"))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from shardwise.export.runs import Run
 
 COMPARED = ("loss", "grad_norm")
+DEFAULT_STEPS = 5
+"""Or as many as the run recorded."""
 TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}
 """Largest relative difference of loss and gradient norm that passes. On one machine and split there is none. On
 another split sums are taken in another order: in fp32 that moves the seventh digit; in fp16 and bf16, with 11 and 8
@@ -37,7 +39,7 @@ def replay(words: list[str]) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="the folder of a run (its run.output_dir)")
     parser.add_argument("settings", metavar="section.key=value", nargs="*", help="how to split the work this time")
-    parser.add_argument("--steps", metavar="K", type=int, default=5, help="steps to repeat, from the first (default 5)")
+    parser.add_argument("--steps", metavar="K", type=int, help="steps to repeat, from the first (default 5)")
     if not words:
         parser.print_usage()
         return EXIT_USER
@@ -46,22 +48,25 @@ def replay(words: list[str]) -> int:
 
     run = open_run(asked.run)
     recorded = _recorded(run, read_metrics(run.folder / "metrics.jsonl"), asked.steps)
+    steps = len(recorded)
     folder = Path(tempfile.mkdtemp(prefix="shardwise-replay-"))
     try:
         _enter(run)
-        code, again = _again(run, asked.settings, asked.steps, folder)
+        code, again = _again(run, asked.settings, steps, folder)
         return code if code != EXIT_OK else _compare(run, recorded, again, asked.settings)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _recorded(run: Run, lines: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
+def _recorded(run: Run, lines: list[dict[str, Any]], steps: int | None) -> list[dict[str, Any]]:
     found = [line for line in lines if "loss" in line]
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise UserError(f"--steps {steps}: repeat at least one step")
     if not found or found[0]["step"] != 1:
         raise UserError(f"{run.folder / 'metrics.jsonl'}: it does not begin with step 1, so there is nothing to "
                         "compare with; replay the run that this one went on from")
+    if steps is None:
+        return found[:DEFAULT_STEPS]
     if steps > len(found):
         raise UserError(f"--steps {steps}: the run recorded {len(found)} steps; ask for at most that many")
     return found[:steps]

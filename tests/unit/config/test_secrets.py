@@ -6,8 +6,8 @@ import pytest
 
 from shardwise.config.secrets import hide
 
-ENV = {"WANDB_API_KEY": "0123456789abcdef0123", "HF_TOKEN": "hf_aaaaaaaaaaaaaaaaaaaaaaaa", "DB_PASSWORD": "open sesame!",
-       "TOKENIZERS_PARALLELISM": "false", "HOME_KEYS": "/tmp", "HOME": "/somewhere/home"}
+ENV = {"WANDB_API_KEY": "0123456789abcdef0123", "HF_TOKEN": "hf_aaaaaaaaaaaaaaaaaaaaaaaa",
+       "DB_PASSWORD": "open sesame!", "TOKENIZERS_PARALLELISM": "false", "HOME_KEYS": "/tmp", "HOME": "/somewhere/home"}
 
 
 @pytest.mark.parametrize(("given", "hidden"), [

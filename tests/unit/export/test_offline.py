@@ -150,8 +150,8 @@ def test_values_beyond_fp16_are_refused_and_fit_bf16(tmp_path: Path) -> None:
     (["--checkpoint", "9"], "complete ones in this run: 4"),
     (["--output", "taken"], "is not a folder that shardwise exported"),
     (["--output", "before"], "or --overwrite to replace it")])
-def test_a_users_mistakes_are_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str,
-                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_mistakes_are_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str],
+                                            said: str, capsys: pytest.CaptureFixture[str]) -> None:
     made = make_run(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
