@@ -61,7 +61,7 @@ def save_checkpoint(root: Path, step: int, weights: Mapping[str, torch.Tensor], 
         written = next(alone.glob("*.safetensors"))
         written.rename(state / f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors")
         shutil.rmtree(alone)
-    write_meta(folder, step=step, strategy=strategy, world_size=ranks, offload="none",
+    write_meta(folder, format=2, step=step, strategy=strategy, world_size=ranks, offload="none",
                shapes={name: list(tensor.shape) for name, tensor in weights.items()}, **meta)
     return folder
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from dist.harness import spawn
+from shardwise.export.offline import Wish, export
+from shardwise.export.runs import open_run
 
 STRATEGIES = {"ddp": ["strategy=ddp"], "zero1": ["strategy=zero1"], "zero2": ["strategy=zero2"],
               "zero3": ["strategy=zero3"], "zero3-offload": ["strategy=zero3", "offload=params"]}
@@ -55,6 +57,20 @@ def test_b52_every_rank_takes_part_and_one_writes(published, strategy):
     assert not list(run.rglob("*.part"))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_b39_an_export_of_the_last_checkpoint_is_final_to_the_last_bit(published, tmp_path, strategy, precision):
+    run = published / f"{strategy}-{precision}"
+    folder, said = export(open_run(str(run)), Wish(output=str(tmp_path / "exported")))
+    assert said == []
+    for name in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
+                 "chat_template.jinja"):
+        assert (folder / name).read_bytes() == (run / "final" / name).read_bytes(), name
+    live, back = (json.loads((place / "shardwise_check.json").read_text()) for place in (run / "final", folder))
+    assert live["input_ids"] == back["input_ids"] and (live["of"], back["of"]) == ("live", "export")
+    torch.testing.assert_close(torch.tensor(back["logits"]), torch.tensor(live["logits"]), rtol=0, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def lora(published, tmp_path_factory):
     base = published / "ddp-fp32" / "final"
@@ -70,6 +86,22 @@ def test_lora_curve_is_the_same_in_every_strategy(lora, strategy):
     for ours, reference in zip(lora[2][strategy]["metrics"], lora[2]["ddp"]["metrics"], strict=True):
         for key, value in reference.items():
             assert ours[key] == pytest.approx(value, rel=bound), (key, reference["step"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_exported_adapter_is_that_of_final_and_merged_it_gives_the_live_logits(lora, tmp_path, strategy):
+    from transformers import AutoModelForCausalLM
+
+    run = open_run(str(lora[1] / strategy))
+    adapter, _ = export(run, Wish(output=str(tmp_path / "adapter")))
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (adapter / name).read_bytes() == (run.folder / "final" / name).read_bytes(), name
+    merged, _ = export(run, Wish(output=str(tmp_path / "merged"), merge_lora=True))
+    check = json.loads((run.folder / "final" / "shardwise_check.json").read_text())
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(merged, dtype="auto")(
+            input_ids=torch.tensor([check["input_ids"]]), use_cache=False).logits[0, -1]
+    torch.testing.assert_close(logits, torch.tensor(check["logits"]), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -57,15 +57,16 @@ def same_base(resolved: Resolved, ranks: Ranks, *, resumed: bool) -> dict[str, A
     return found
 
 
-def export(parts: Parts, final: Path) -> None:
-    """Write `final/` from rank 0; every rank takes part in gathering."""
+def export(parts: Parts, final: Path, *, step: int | None = None) -> None:
+    """Write `final/` from rank 0; every rank takes part in gathering. `step`: whose weights they are, if not the last.
+    """
     deepspeed, config = parts.resolved.deepspeed, parts.resolved.config
     engine: Any = parts.engine if deepspeed is None else parts.engine.model
     ids = parts.inputs.sample[:CHECK_TOKENS]
     logits = check_logits(parts.engine.model, ids, parts.device)
     state = gathered_state(engine, zero_stage=0 if deepspeed is None else deepspeed["zero_optimization"]["stage"])
     if state is not None and parts.ranks.main:
-        module, step = parts.engine.module, parts.plan.num_steps
+        module, step = parts.engine.module, step or parts.plan.num_steps
         wanted = wanted_weights(module)
         dtype = next(name for name, kind in DTYPES.items() if kind == state[next(iter(wanted))].dtype)
         kind = "model" if config.adapter.kind == "none" else "adapter"
