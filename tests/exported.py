@@ -77,7 +77,8 @@ def make_run(folder: Path, *settings: str, tied: bool = True, model_type: str = 
                  "eval": None, "eval_sources": []},
         "base": {"path": str(base), **fingerprint(str(base))}}))
     (run / "metrics.jsonl").write_text("".join(
-        json.dumps({"step": step, "loss": 7 - step, "grad_norm": 1.0, "tokens": 100, "supervised_tokens": 50}) + "\n"
+        json.dumps({"step": step, "loss": 7 - step, "grad_norm": 1.0, "lr": 1e-3, "tokens": 100,
+                    "supervised_tokens": 50}) + "\n"
         for step in range(1, 5)))
     made = Made(folder=run, base=base, live=live, checkpoint=run / "checkpoints")
     made.checkpoint = save_checkpoint(run / "checkpoints", 4, made.trained, ranks=ranks, strategy=strategy)

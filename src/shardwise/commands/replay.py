@@ -59,7 +59,7 @@ def replay(words: list[str]) -> int:
 
 
 def _recorded(run: Run, lines: list[dict[str, Any]], steps: int | None) -> list[dict[str, Any]]:
-    found = [line for line in lines if "loss" in line]
+    found = training_lines(lines)
     if steps is not None and steps < 1:
         raise UserError(f"--steps {steps}: repeat at least one step")
     if not found or found[0]["step"] != 1:
@@ -100,11 +100,11 @@ def _again(run: Run, settings: list[str], steps: int, folder: Path) -> tuple[int
     if result.exit_code not in (EXIT_OK, EXIT_STOPPED):
         print(result.message, file=sys.stderr)
         return result.exit_code, []
-    again = [line for line in read_metrics(folder / "run" / "metrics.jsonl") if "loss" in line]
+    again = training_lines(read_metrics(folder / "run" / "metrics.jsonl"))
     if len(again) < steps:
         print(f"stopped after {len(again)} of {steps} steps: {result.message}", file=sys.stderr)
         return EXIT_FAILURE, []
-    return EXIT_OK, again
+    return EXIT_OK, again[:steps]
 
 
 def _recipe(run: Run, steps: int, folder: Path) -> str:
@@ -172,10 +172,11 @@ def _compare(run: Run, recorded: list[dict[str, Any]], again: list[dict[str, Any
         tolerance = OFFLOADED
     print(f"{'step':>6} {'loss then':>12} {'loss now':>12} {'norm then':>12} {'norm now':>12} {'difference':>12}")
     largest, where = 0.0, ""
-    for was, now in zip(recorded, again, strict=False):
-        apart = {key: difference(was[key], now[key]) for key in COMPARED}
-        print(f"{was['step']:>6} {was['loss']:>12.7g} {now['loss']:>12.7g} {was['grad_norm']:>12.7g} "
-              f"{now['grad_norm']:>12.7g} {max(apart.values()):>12.2e}")
+    for was, now in zip(recorded, again, strict=True):
+        apart = {key: difference(was.get(key), now.get(key)) for key in COMPARED}
+        numbers = [f"{line[key]:>12.7g}" if key in line else f"{'skipped':>12}"
+                   for key in COMPARED for line in (was, now)]
+        print(f"{was['step']:>6} {' '.join(numbers)} {max(apart.values()):>12.2e}")
         for key, value in apart.items():
             if value > largest:
                 largest, where = value, f" ({key} of step {was['step']})"
@@ -185,9 +186,20 @@ def _compare(run: Run, recorded: list[dict[str, Any]], again: list[dict[str, Any
     return EXIT_OK if same else EXIT_FAILURE
 
 
-def difference(was: float, now: float) -> float:
-    """|was - now| / max(|was|, |now|); 0 where they are equal, infinite where one is not a number."""
+def training_lines(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line for each optimizer step, in order; of a step that was gone back over, the last."""
+    found = {line["step"]: line for line in lines if "lr" in line}
+    return [found[step] for step in sorted(found)]
+
+
+def difference(was: float | None, now: float | None) -> float:
+    """|was - now| / max(|was|, |now|); 0 where they are equal, infinite where one is not a number or is not there.
+
+    A step that a guard skipped has neither loss nor norm.
+    """
     if was == now:
         return 0.0
+    if was is None or now is None:
+        return math.inf
     apart = abs(was - now) / max(abs(was), abs(now))
     return math.inf if math.isnan(apart) else apart

@@ -15,9 +15,16 @@ from shardwise.export.runs import open_run
 
 
 @pytest.mark.parametrize(("was", "now", "apart"), [
-    (2.0, 2.0, 0.0), (0.0, 0.0, 0.0), (2.0, 1.0, 0.5), (1.0, 2.0, 0.5), (0.0, 1e-9, 1.0)])
-def test_relative_difference(was: float, now: float, apart: float) -> None:
+    (2.0, 2.0, 0.0), (0.0, 0.0, 0.0), (2.0, 1.0, 0.5), (1.0, 2.0, 0.5), (0.0, 1e-9, 1.0),
+    (None, None, 0.0), (None, 1.0, float("inf")), (1.0, float("nan"), float("inf"))])
+def test_relative_difference(was: float | None, now: float | None, apart: float) -> None:
     assert replay.difference(was, now) == apart
+
+
+def test_a_step_counts_once_and_evaluations_do_not() -> None:
+    lines = [{"step": 0, "eval_loss": 7.0}, {"step": 1, "lr": 0.1, "loss": 6.0}, {"step": 2, "lr": 0.1, "loss": 9.0},
+             {"step": 2, "lr": 0.1, "skipped": "spike"}, {"step": 2, "eval_loss": 7.0}]
+    assert replay.training_lines(lines) == [lines[1], lines[3]]
 
 
 @pytest.mark.parametrize(("precision", "factor", "code"), [
