@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 
 from shardwise import __version__
 from shardwise.commands.data import data
+from shardwise.commands.export import export
+from shardwise.commands.replay import replay
 from shardwise.commands.run import config, train
 from shardwise.commands.words import SETTINGS
 from shardwise.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER, ShardwiseError, UserError
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "config": config, "data": data}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "config": config, "data": data, "export": export,
+                                                  "replay": replay}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,6 +60,8 @@ def _overview() -> str:
         "  config   show every setting with where it came from, and the numbers derived from them",
         "  data check   read all data, count it, and name every row that is wrong",
         "  data show    one row as the model sees it: tokens, and which of them are supervised",
+        "  export   a run's checkpoint as a Hugging Face folder, adapter merged or not, without a GPU",
+        "  replay   repeat the first steps of a run and compare losses and gradient norms",
         "", "shardwise COMMAND --help says more; shardwise --version tells the version.", SETTINGS])
 
 

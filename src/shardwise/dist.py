@@ -113,6 +113,11 @@ def limit_waits(timeout: datetime.timedelta) -> None:
         dist.distributed_c10d._set_pg_timeout(timeout)
 
 
+def told_by_main(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    return gathered(value, second_group())[0]
+
+
 def barrier() -> None:
     """Wait for all ranks."""
     if dist.is_initialized() and dist.get_world_size() > 1:

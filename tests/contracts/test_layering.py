@@ -20,9 +20,12 @@ ALLOWED = {
     "data": {"config", "demo", "errors"},
     "model": {"config", "data", "demo", "errors"},
     "checkpoint": {"config", "dist", "errors"},
-    "train": {"checkpoint", "config", "data", "dist", "errors", "liveness", "lock", "model", "outcome"},
+    "export": {"checkpoint", "config", "data", "errors", "model"},
+    "train": {"checkpoint", "config", "data", "demo", "dist", "errors", "export", "liveness", "lock", "model",
+              "outcome"},
     "launch": {"config", "demo", "errors", "liveness", "lock", "outcome"},  # starts the rest as child processes
-    "commands": {"config", "data", "demo", "errors", "launch", "lock"}, "cli": {"commands", "errors"},
+    "commands": {"config", "data", "demo", "errors", "export", "launch", "lock", "train"},
+    "cli": {"commands", "errors"},
     "__main__": {"cli"}, "__init__": set(),
 }
 HEAVY = {"torch", "transformers", "accelerate", "deepspeed", "datasets", "peft", "wandb", "numpy"}

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from dist.harness import teardown
-from shardwise.checkpoint.export import gathered_state
+from shardwise.export.live import gathered_state
 from shardwise.train.loop import train
 from shardwise.train.parts import Parts
 from shardwise.train.setup import build

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from dist.bodies import running, whole_weights
 from shardwise.checkpoint import layout
 from shardwise.errors import Stopped, UserError
+from shardwise.export.runs import read_metrics
 from shardwise.train import loop
 from shardwise.train.evaluate import Score
 from shardwise.train.loop import train
-from shardwise.train.metrics import read_metrics
-from shardwise.train.run import export, take_best
+from shardwise.train.results import export, take_best
 
 TINY = "recipes/tiny.yaml"
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from dist.harness import spawn
+from shardwise.export.offline import Wish, export
+from shardwise.export.runs import open_run
 
 STRATEGIES = {"ddp": ["strategy=ddp"], "zero1": ["strategy=zero1"], "zero2": ["strategy=zero2"],
               "zero3": ["strategy=zero3"], "zero3-offload": ["strategy=zero3", "offload=params"]}
@@ -37,11 +39,36 @@ def test_final_folder_gives_the_live_models_logits(published, strategy, precisio
         logits = model(input_ids=torch.tensor([check["input_ids"]]), use_cache=False).logits[0, -1].float()
     torch.testing.assert_close(logits, torch.tensor(check["logits"]), rtol=0, atol=1e-5)
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight  # tied: one storage
-    assert all(parameter.numel() for parameter in model.parameters())
+    reference = AutoModelForCausalLM.from_config(model.config)
+    assert {name: p.shape for name, p in model.named_parameters()} == \
+        {name: p.shape for name, p in reference.named_parameters()}  # B39: no weight of size 0
     tokenizer = AutoTokenizer.from_pretrained(final)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False,
                                          add_generation_prompt=True) == \
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_b52_every_rank_takes_part_and_one_writes(published, strategy):
+    run = published / f"{strategy}-fp32"
+    assert sorted(path.name for path in (run / "final").iterdir()) == [
+        "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+        "shardwise_check.json", "shardwise_export.json", "tokenizer.json", "tokenizer_config.json"]
+    assert not list(run.rglob("*.part"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_b39_an_export_of_the_last_checkpoint_is_final_to_the_last_bit(published, tmp_path, strategy, precision):
+    run = published / f"{strategy}-{precision}"
+    folder, said = export(open_run(str(run)), Wish(output=str(tmp_path / "exported")))
+    assert said == []
+    for name in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
+                 "chat_template.jinja"):
+        assert (folder / name).read_bytes() == (run / "final" / name).read_bytes(), name
+    live, back = (json.loads((place / "shardwise_check.json").read_text()) for place in (run / "final", folder))
+    assert live["input_ids"] == back["input_ids"] and (live["of"], back["of"]) == ("live", "export")
+    torch.testing.assert_close(torch.tensor(back["logits"]), torch.tensor(live["logits"]), rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +86,25 @@ def test_lora_curve_is_the_same_in_every_strategy(lora, strategy):
     for ours, reference in zip(lora[2][strategy]["metrics"], lora[2]["ddp"]["metrics"], strict=True):
         for key, value in reference.items():
             assert ours[key] == pytest.approx(value, rel=bound), (key, reference["step"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_exported_adapter_is_that_of_final_and_merged_it_gives_the_live_logits(lora, tmp_path, strategy):
+    from transformers import AutoModelForCausalLM
+
+    run = open_run(str(lora[1] / strategy))
+    adapter, _ = export(run, Wish(output=str(tmp_path / "adapter")))
+    final = run.folder / "final"
+    assert (adapter / "adapter_model.safetensors").read_bytes() == (final / "adapter_model.safetensors").read_bytes()
+    ours, finals = (json.loads((place / "adapter_config.json").read_text()) for place in (adapter, final))
+    assert set(ours.pop("target_modules")) == set(finals.pop("target_modules"))  # PEFT writes a set, in any order
+    assert ours == finals
+    merged, _ = export(run, Wish(output=str(tmp_path / "merged"), merge_lora=True))
+    check = json.loads((run.folder / "final" / "shardwise_check.json").read_text())
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(merged, dtype="auto")(
+            input_ids=torch.tensor([check["input_ids"]]), use_cache=False).logits[0, -1]
+    torch.testing.assert_close(logits, torch.tensor(check["logits"]), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

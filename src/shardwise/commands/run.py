@@ -39,14 +39,10 @@ def train(words: list[str]) -> int:
             print(command.printed(one, nodes=where.nodes, folder=Path.cwd()))
         print(arithmetic)
         return EXIT_OK
-    from shardwise import lock
-    from shardwise.launch.run import Care, run
+    from shardwise.launch.run import care_for, run
 
-    asked = loaded.config.launch
     meeting = f"{where.main_address}:{port}" if where.nodes > 1 else ""
-    result = run(commands[where.node_rank], where, env, Care(
-        folder=Path(loaded.config.run.output_dir or ""), job=lock.job_of(env, meeting),
-        stall_seconds=asked.stall_minutes * 60, restarts=asked.restarts))
+    result = run(commands[where.node_rank], where, env, care_for(loaded.config, env, meeting))
     if result.message:
         # A rank that was killed leaves its progress bar without an end of line.
         print("\n" * (result.exit_code == EXIT_FAILURE) + result.message, file=sys.stderr, flush=True)

@@ -260,6 +260,9 @@ class CheckpointConfig:
     """Optimizer steps between checkpoints; only at the end and on a stop when not set."""
     every_minutes: Positive | None = None
     """The same by the clock: at the first step after this many minutes without a checkpoint. Both may be set."""
+    at_end: bool = True
+    """Save after the last step and where a run stops before it, and write `final/`. false, for tries, keeps only
+    what `every_steps` saves."""
     keep: Count = 2
     """Newest complete checkpoints to keep; older ones go after a newer one is complete."""
     keep_best: Annotated[int, Range(0)] = 0

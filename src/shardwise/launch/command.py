@@ -12,12 +12,12 @@ from pathlib import Path
 
 from shardwise.config.launcher import OURS
 from shardwise.config.load import Loaded
+from shardwise.config.secrets import SECRET
 from shardwise.errors import ConfigError
 from shardwise.launch.nodes import World
 
 ACCELERATE_CONFIG = Path(__file__).with_name("accelerate.yaml")
 WORLD_SIZE = "SHARDWISE_WORLD_SIZE"
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 # Left over from another launcher, these would be read as this one's decisions.
 FOREIGN = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)\Z|ROLE_NAME\Z|MASTER_(ADDR|PORT)\Z|"

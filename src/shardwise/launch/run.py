@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from shardwise import lock, outcome
+from shardwise.config.schema import Config
 from shardwise.errors import EXIT_FAILURE, LaunchError
 from shardwise.launch import processes
 from shardwise.launch.command import NodeCommand
@@ -38,6 +39,12 @@ class Care:
     """See lock.job_of."""
     stall_seconds: float
     restarts: int
+
+
+def care_for(config: Config, env: Mapping[str, str], meeting: str = "") -> Care:
+    """As the settings say; `meeting` is where several nodes meet."""
+    return Care(folder=Path(config.run.output_dir or ""), job=lock.job_of(env, meeting),
+                stall_seconds=config.launch.stall_minutes * 60, restarts=config.launch.restarts)
 
 
 def run(command: NodeCommand, where: World, env: Mapping[str, str], care: Care) -> Verdict:

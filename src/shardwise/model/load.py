@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from shardwise import demo
 from shardwise.config.resolve import Resolved
+from shardwise.config.schema import Config
 from shardwise.data.tokenizer import place_of
 from shardwise.errors import ConfigError
 
@@ -28,7 +29,7 @@ def load_model(resolved: Resolved, *, vocabulary: int) -> torch.nn.Module:
     name = demo.resolve(config.model.path) if config.model.path else str(fresh_folder(resolved))
     try:
         model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            **place_of(name), dtype=held_dtype(resolved), attn_implementation=resolved.attention,
+            **place_of(name), dtype=held_dtype(config), attn_implementation=resolved.attention,
             trust_remote_code=config.model.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"no model can be loaded from {name!r}: {error}") from None
@@ -47,9 +48,8 @@ def load_model(resolved: Resolved, *, vocabulary: int) -> torch.nn.Module:
     return model
 
 
-def held_dtype(resolved: Resolved) -> torch.dtype:
+def held_dtype(config: Config) -> torch.dtype:
     """fp32 for weights that are trained; a frozen base may be held in bf16."""
-    config = resolved.config
     frozen = config.adapter.kind != "none"
     if config.model.dtype == "bf16" or (config.model.dtype == "auto" and frozen and config.precision == "bf16"):
         return torch.bfloat16

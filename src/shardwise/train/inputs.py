@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardwise.config.resolve import Resolved, StepPlan, plan_steps
+from shardwise.config.schema import SourceConfig
 from shardwise.data.steps.feed import Feed, StoredFeed, StreamFeed
 from shardwise.data.steps.stream import Cursor, Stream
 from shardwise.data.steps.windows import epoch_examples
@@ -32,6 +33,10 @@ class Inputs:
     sample: list[int]
     """Token ids of one training example."""
     plan: StepPlan
+    sources: list[dict[str, Any]]
+    """Of the training data: name, rows and fingerprint of each source; rows None where nobody counted them."""
+    held_out_sources: list[dict[str, Any]]
+    """The same of what is evaluated on."""
     feed: Callable[[dict[str, Any]], Feed]
     """The feed from a checkpoint's state on; `{}` is the start."""
 
@@ -53,6 +58,7 @@ def _stored(resolved: Resolved, tokenizer: Any) -> Inputs:
         tokenizer=tokenizer, held_out=held_out, counts=train.counts, sample=train.get([0])[0][0].tolist(),
         identity={"data_fingerprint": train.fingerprint, "data_parts": train.parts},  # examples, weight of each source
         plan=plan_steps(config, functools.partial(epoch_examples, train.parts)),
+        sources=_described(config.data.train, train), held_out_sources=_described(config.data.eval, held_out),
         feed=lambda state: StoredFeed(train, **step))
 
 
@@ -68,7 +74,15 @@ def _streamed(resolved: Resolved, tokenizer: Any) -> Inputs:
     return Inputs(
         tokenizer=tokenizer, held_out=held_out, counts=None, sample=first.encoded.ids.tolist(),
         identity={"data_fingerprint": mark}, plan=plan_steps(config, None),
+        sources=_described(config.data.train, None), held_out_sources=_described(config.data.eval, held_out),
         feed=lambda state: StreamFeed(stream, examples_per_step=config.batch.examples_per_step, state=state))
+
+
+def _described(sources: Sequence[SourceConfig], examples: Examples | None) -> list[dict[str, Any]]:
+    opened = [None] * len(sources) if examples is None else examples.sources
+    return [{"name": source.path or source.hub, "rows": None if cached is None else cached.facts["rows"],
+             "fingerprint": None if cached is None else cached.content}
+            for source, cached in zip(sources, opened, strict=True)]
 
 
 def _marks(held_out: Examples | None, task: str) -> frozenset[int]:

@@ -51,12 +51,12 @@ def train(parts: Parts) -> None:
             scored = score(parts, done) if asked and not result.stop else Scored(finished=not asked)
             last = last or parts.best.exhausted
             stopping = not scored.finished or ((result.stop or done == config.run.stop_after) and not last)
-            if due(done, config.checkpoint.every_steps, last or stopping or scored.keep or result.save):
+            ending = (last or stopping) and config.checkpoint.at_end
+            saved = due(done, config.checkpoint.every_steps, ending or scored.keep or result.save)
+            if saved:
                 save(parts, done, scored, must=last or stopping)
             if stopping:
-                reason = parts.stop.reason or ("run.stop_after" if done == config.run.stop_after else "another rank")
-                raise Stopped(f"stopped after step {done} of {plan.num_steps} ({reason}); the checkpoint of step "
-                              f"{done} is complete. Start again to go on")
+                raise stopped(parts, done, saved=saved)
             if last:
                 return
 
@@ -71,6 +71,15 @@ def begin(parts: Parts) -> None:
             save(parts, parts.start_step, scored, must=False)
     if not parts.resumed and wants_rollback(parts):
         save(parts, 0, Scored(finished=True), must=True)
+
+
+def stopped(parts: Parts, done: int, *, saved: bool) -> Stopped:
+    """How a run that stops early ends."""
+    at = parts.resolved.config.run.stop_after
+    reason = parts.stop.reason or ("run.stop_after" if done == at else "another rank")
+    kept = f"the checkpoint of step {done} is complete. Start again to go on" if saved else \
+        "nothing was saved (checkpoint.at_end=false)"
+    return Stopped(f"stopped after step {done} of {parts.plan.num_steps} ({reason}); {kept}")
 
 
 def take_step(parts: Parts, step: int, lr: float) -> tuple[StepData, StepResult]:
@@ -118,7 +127,7 @@ def score(parts: Parts, step: int) -> Scored:
     found = score_held_out(parts, step)
     if found is None:
         return Scored(finished=False)
-    loss = dist.gathered(None if found.line is None else found.line["eval_loss"], dist.second_group())[0]
+    loss = dist.told_by_main(None if found.line is None else found.line["eval_loss"])
     scored = Scored(finished=True, loss=loss, keep=loss is not None and parts.best.saw(loss, step=step))
     if parts.metrics is None or found.line is None:
         return scored

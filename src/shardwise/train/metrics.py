@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.config.schema import TrackingConfig
+from shardwise.export.runs import read_metrics
 
 log = logging.getLogger("shardwise")
 
@@ -27,19 +28,6 @@ class Metrics:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
         self.tracker.log(values)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of a metrics file; a last line cut by a crash is left out."""
-    if not path.is_file():
-        return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
 
 
 def keep_until(path: Path, step: int | None) -> None:

@@ -1,26 +1,14 @@
-"""What is written down: the lines of metrics.jsonl and the manifest of a run."""
+"""The training lines of metrics.jsonl."""
 
 from __future__ import annotations
 
-import platform
-import subprocess
 import sys
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from shardwise import __version__
-from shardwise.config.resolve import Resolved, as_tree
-from shardwise.config.shipped import PACKAGE
-from shardwise.train.inputs import Inputs
 from shardwise.train.parts import Parts, StepData
 from shardwise.train.step import StepResult
-
-PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "peft", "wandb")
-# What the curve depends on; a checkpoint made with other values does not belong to this run.
-NOT_CURVE = ("train", "eval", "packing", "on_fault", "workers")  # of data: the rows' fingerprint covers what matters
-CURVE = ("model", "adapter", "data", "optim", "schedule", "precision")
 
 
 def step_line(parts: Parts, step: int, lr: float, data: StepData, result: StepResult, seconds: float
@@ -54,37 +42,3 @@ def peak_memory_bytes() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if sys.platform == "linux" else 1)
-
-
-def manifest(resolved: Resolved, inputs: Inputs) -> dict[str, Any]:
-    """What made this run: code, versions, hardware, data, settings, and the identity a resume must share."""
-    tree = as_tree(resolved.config)
-    identity: dict[str, Any] = {key: tree[key] for key in CURVE}
-    # Where and how work is split may differ between sessions of one run; what is computed may not.
-    identity["model"] = {k: v for k, v in tree["model"].items() if k not in ("attention", "gradient_checkpointing")}
-    identity["data"] = {k: v for k, v in tree["data"].items() if k not in NOT_CURVE}
-    identity |= {"seed": resolved.config.run.seed, **inputs.identity,
-                 "examples_per_step": resolved.config.batch.examples_per_step}
-    held_out = inputs.held_out
-    return {
-        "identity": {"curve": identity, "strategy": resolved.strategy, "offload": resolved.offload,
-                     "world_size": resolved.world_size},
-        "git": git_state(), "command": sys.argv[1:], "python": platform.python_version(),
-        "packages": {"shardwise": __version__, **{name: version(name) for name in PACKAGES}},
-        "hardware": {"machine": platform.machine(), "system": platform.system(),
-                     "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]},
-        "data": {"train": inputs.counts, "eval": None if held_out is None else held_out.counts,
-                 "eval_fingerprint": None if held_out is None else held_out.fingerprint},
-        "config": tree, "deepspeed": resolved.deepspeed,
-    }
-
-
-def git_state() -> dict[str, Any] | None:
-    """Commit and dirtiness of the checkout shardwise runs from; None outside one."""
-    try:
-        sha, changes = (subprocess.run(["git", "-C", str(PACKAGE), *words], capture_output=True, text=True,
-                                       check=True, timeout=10).stdout.strip()
-                        for words in (["rev-parse", "HEAD"], ["status", "--porcelain"]))
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"sha": sha, "dirty": bool(changes)}

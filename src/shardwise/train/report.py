@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwise.train.metrics import read_metrics
+from shardwise.export.runs import read_metrics
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 220, 64, 24, 12
 Points = Sequence[tuple[float, float]]

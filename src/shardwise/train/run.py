@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -10,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from shardwise import dist, lock
-from shardwise.checkpoint import layout
-from shardwise.checkpoint.export import check_logits, gathered_state, write_final
 from shardwise.config import show
 from shardwise.config.load import load
+from shardwise.config.secrets import hide
+from shardwise.export.runs import read_metrics
 from shardwise.train import heartbeat
 from shardwise.train.loop import train
-from shardwise.train.metrics import read_metrics
 from shardwise.train.parts import Parts
 from shardwise.train.report import packing_efficiency, write_report
+from shardwise.train.results import export, take_best
 from shardwise.train.setup import build
 from shardwise.train.signals import StopRequest
 
 log = logging.getLogger("shardwise")
-CHECK_TOKENS = 32
 
 
 def run(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Path:
@@ -47,14 +45,15 @@ def _run(recipe: str, overrides: Sequence[str], stop: StopRequest) -> Path:
         keep_log(parts.folder / "log.txt")
         for line in summary(parts):
             log.info("%s", line)
-        (parts.folder / "resolved.yaml").write_text(show.text(parts.resolved) + "\n", encoding="utf-8")
+        (parts.folder / "resolved.yaml").write_text(hide(show.text(parts.resolved), os.environ) + "\n",
+                                                     encoding="utf-8")
     stop.training()
     try:
         train(parts)
-        if parts.resolved.config.eval.final == "best":
-            take_best(parts)
-        heartbeat.phase("writing final/")
-        export(parts, final)
+        step = take_best(parts) if parts.resolved.config.eval.final == "best" else None
+        if parts.resolved.config.checkpoint.at_end:
+            heartbeat.phase("writing final/")
+            export(parts, final, step=step)
     finally:
         if parts.metrics is not None:
             parts.metrics.tracker.finish()
@@ -64,18 +63,10 @@ def _run(recipe: str, overrides: Sequence[str], stop: StopRequest) -> Path:
                      ", ".join(f"{kind} {count:,}" for kind, count in parts.feed.dropped().items()))
         write_report(parts.folder)
         efficiency = packing_efficiency(read_metrics(parts.folder / "metrics.jsonl"))
-        log.info("done: the model is in %s, its curves in %s; %.1f%% of the computed tokens were real ones", final,
+        kept = f"the model is in {final}" if final.is_dir() else "no model was kept (checkpoint.at_end=false)"
+        log.info("done: %s, its curves in %s; %.1f%% of the computed tokens were real ones", kept,
                  parts.folder / "report.html", 100 * efficiency)
     return final
-
-
-def take_best(parts: Parts) -> None:
-    """Put the weights of the kept checkpoint with the lowest evaluation loss in place of the last ones."""
-    root = parts.folder / "checkpoints"
-    folder: Path = dist.gathered(next(iter(layout.best(root))), dist.second_group())[0]
-    parts.saver.load(folder, seed=parts.resolved.config.run.seed)
-    if parts.ranks.main:
-        log.info("the weights are those of %s, eval_loss %.4f", folder, layout.read_meta(folder)["eval_loss"])
 
 
 def keep_log(path: Path) -> None:
@@ -121,20 +112,3 @@ def _changed(counts: dict[str, Any]) -> str:
 
 def _numel(parameter: Any) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-def export(parts: Parts, final: Path) -> None:
-    """Write `final/` from rank 0; every rank takes part in gathering."""
-    engine: Any = parts.engine.model if parts.resolved.deepspeed is not None else parts.engine
-    stage = 0 if parts.resolved.deepspeed is None else parts.resolved.deepspeed["zero_optimization"]["stage"]
-    ids = parts.inputs.sample[:CHECK_TOKENS]
-    logits = check_logits(parts.engine.model, ids, parts.device)
-    state = gathered_state(engine, zero_stage=stage)
-    if state is not None and parts.ranks.main:
-        template = parts.resolved.config.data.chat_template
-        write_final(final, parts.engine.module, state, parts.tokenizer, check={"input_ids": ids, "logits": logits},
-                    chat_template=Path(template).read_text(encoding="utf-8") if template else None)
-        manifest = json.loads((parts.folder / "manifest.json").read_text())
-        (parts.folder / "manifest.json").write_text(json.dumps({**manifest, "finished_step": parts.plan.num_steps},
-                                                               indent=2))
-    dist.barrier()

@@ -9,7 +9,6 @@ import io
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,9 @@ from shardwise.train.memory import MicroBatchLimit
 from shardwise.train.metrics import Metrics, Tracker, WandbTracker, keep_until
 from shardwise.train.optim import make_optimizer
 from shardwise.train.parts import Parts
-from shardwise.train.record import manifest
+from shardwise.train.provenance import manifest, record_start
 from shardwise.train.refusals import FILE as GUARD_FILE
+from shardwise.train.results import keep_skeleton, same_base
 from shardwise.train.signals import StopRequest
 
 log = logging.getLogger("shardwise")
@@ -74,6 +74,7 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
         raise ConfigError(f"{resolved.origins['run.stop_after']}: run.stop_after={config.run.stop_after} is more than "
                           f"the {plan.num_steps} steps of this run")
 
+    facts["base"] = same_base(resolved, ranks, resumed=resume is not None)
     heartbeat.phase("loading the model")
     torch.manual_seed(config.run.seed)
     engine, holder = make_engine(resolved, accelerator, inputs.tokenizer, ranks)
@@ -86,6 +87,8 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     else:
         torch.manual_seed(config.run.seed + 1 + ranks.rank)  # dropout differs between ranks
     metrics = _metrics(resolved, accelerator, facts, resume) if ranks.main else None
+    if ranks.main:
+        keep_skeleton(resolved, engine.module, inputs, anew=resume is None)
     parts = Parts(
         resolved=resolved, plan=plan, ranks=ranks, device=accelerator.device, engine=engine, saver=saver,
         inputs=inputs, feed=inputs.feed(meta.get("feed", {})), packing=packing,
@@ -244,7 +247,6 @@ def _metrics(resolved: Resolved, accelerator: Any, facts: dict[str, Any], resume
         tracker = WandbTracker(accelerator, resolved.config.tracking, folder=folder, run_id=meta.get("tracker_run_id"),
                                name=resolved.config.run.name or "", config={**facts["config"], "git": facts["git"]})
     facts["tracker_run_id"] = tracker.run_id
-    facts["started"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    (folder / "manifest.json").write_text(json.dumps(facts, indent=2))
+    record_start(folder, facts, from_step=meta.get("step", 0))
     keep_until(folder / GUARD_FILE, meta.get("step"))
     return Metrics(folder / "metrics.jsonl", resume_step=meta.get("step"), tracker=tracker)
