@@ -95,8 +95,10 @@ def read(folder: Path) -> dict[int, Beat]:
             beat = Beat(**json.loads(path.read_text(encoding="utf-8")))
             beats[beat.rank] = beat
             pid, step, phase = json.loads(_note(folder, beat.rank).read_text(encoding="utf-8"))
-            if pid == beat.pid:
-                beats[beat.rank] = replace(beat, step=step, phase=phase)
+            if pid == beat.pid and (step, phase) != (beat.step, beat.phase):
+                when = f"while {beat.phase}{'' if beat.step is None else f' at step {beat.step}'}"
+                stack = (*beat.stack, f"(this was {when}; where it went from there was not seen)")
+                beats[beat.rank] = replace(beat, step=step, phase=phase, stack=stack)
     return beats
 
 

@@ -28,8 +28,8 @@ def test_the_rank_that_stalls_is_named_and_all_are_ended(tmp_path: Path, kind: s
     assert "stalled at step 2, while training" in last and words in last and "launch.stall_minutes=0.1" in last
     assert ("SIGSTOP" in last) == (kind == "freeze")
     told = output[output.index("rank 1 hangs in" if kind == "hang" else "rank 1 last seen in"):]
-    # Where it hangs, exactly; of a frozen one its last beat has told, up to a second earlier.
-    assert ("in train\n" in told and "sitecustomize.py:" in told) or (kind == "freeze" and "in main\n" in told)
+    # Where it hangs, exactly; of a frozen one its last beat has told, a little earlier.
+    assert "sitecustomize.py:" in told or (kind == "freeze" and "where it went from there was not seen" in told)
     assert mentioning(str(folder)) == []
 
 

@@ -100,7 +100,11 @@ def test_a_note_is_newer_than_the_beat(tmp_path: Path) -> None:
     liveness.write(tmp_path, replace(AT_WORK, pid=os.getpid()))
     notes.write(9, "saving a checkpoint")
     [beat] = liveness.read(tmp_path).values()
-    assert (beat.step, beat.phase, beat.stack) == (9, "saving a checkpoint", ["a.py:1 in f"])
+    assert (beat.step, beat.phase, *beat.stack) == (
+        9, "saving a checkpoint", "a.py:1 in f",
+        "(this was while training at step 7; where it went from there was not seen)")
+    notes.write(7, "training")
+    assert liveness.read(tmp_path)[0].stack == ["a.py:1 in f"]
 
 
 def test_a_note_of_another_process_counts_for_nothing(tmp_path: Path) -> None:
