@@ -134,7 +134,7 @@ def test_the_same_job_on_another_host_takes_it_over(folder: Path) -> None:
     RunLock(folder, "ours").release()
 
 
-@pytest.mark.parametrize(("pid", "refused"), [(os.getpid(), True), (2 ** 22 + 1, False)])
+@pytest.mark.parametrize(("pid", "refused"), [(os.getpid(), True), (2 ** 22 + 1, False)], ids=["alive", "dead"])
 def test_where_the_kernel_has_no_locks_the_pid_decides(folder: Path, monkeypatch: pytest.MonkeyPatch, pid: int,
                                                       refused: bool) -> None:
     monkeypatch.setattr(lock, "_lock", lambda handle: None)
