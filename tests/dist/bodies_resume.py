@@ -27,12 +27,12 @@ def one_run(overrides: list[str], *, publish: bool = False) -> dict[str, Any]:
     """Train to the end or to a stop; returns metrics, the largest weights' exact bytes, and how it ended."""
     with running(TINY, overrides) as parts:
         try:
-            train(parts)
+            step = train(parts)
             ended = "done"
         except Stopped as stop:
             ended = str(stop)
         if publish:
-            export(parts, parts.folder / "final")
+            export(parts, parts.folder / "final", step=step)
         parts.saver.settle()
         weights = whole_weights(parts)
         lines = read_metrics(parts.folder / "metrics.jsonl") if parts.ranks.main else []
@@ -132,8 +132,7 @@ def scored(args: dict[str, Any], folder: Path) -> dict[str, Any]:
                 again = "nothing to do"
             train(parts)
             if not start:
-                take_best(parts)
-                export(parts, parts.folder / "final")
+                export(parts, parts.folder / "final", step=take_best(parts))
                 newest = layout.latest(parts.folder / "checkpoints")
                 assert newest is not None
                 steps[-1] = layout.step_of(newest)

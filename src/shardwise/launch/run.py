@@ -25,7 +25,7 @@ from shardwise.launch.verdict import Verdict
 from shardwise.launch.watch import Watch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-OUT_OF_MEMORY = "out of memory:"
+OUT_OF_MEMORY = "out of memory in step"  # of errors.OutOfMemory
 MICRO_BATCH = "micro_batch.json"
 
 

@@ -24,8 +24,11 @@ from shardwise.train.step import StepResult, optimizer_step
 log = logging.getLogger("shardwise")
 
 
-def train(parts: Parts) -> None:
-    """Run from `parts.start_step` to the end of the plan. Raises Stopped after an early, complete checkpoint."""
+def train(parts: Parts) -> int:
+    """Run from `parts.start_step` to the end of the plan, or of its patience; returns the last step.
+
+    Raises Stopped after an early, complete checkpoint.
+    """
     config, plan = parts.resolved.config, parts.plan
     begin(parts)
     progress = tqdm(total=plan.num_steps, initial=parts.start_step, unit="step", disable=not parts.ranks.main,
@@ -58,7 +61,8 @@ def train(parts: Parts) -> None:
             if stopping:
                 raise stopped(parts, done, saved=saved)
             if last:
-                return
+                return done
+    return parts.start_step
 
 
 def begin(parts: Parts) -> None:

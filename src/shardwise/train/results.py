@@ -69,16 +69,15 @@ def take_best(parts: Parts) -> int:
     return int(meta["step"])
 
 
-def export(parts: Parts, final: Path, *, step: int | None = None) -> None:
-    """Write `final/` from rank 0; every rank takes part in gathering. `step`: whose weights they are, if not the last.
-    """
+def export(parts: Parts, final: Path, *, step: int) -> None:
+    """Write `final/` from rank 0, with the weights of `step`; every rank takes part in gathering."""
     deepspeed, config = parts.resolved.deepspeed, parts.resolved.config
     engine: Any = parts.engine if deepspeed is None else parts.engine.model
     ids = parts.inputs.sample[:CHECK_TOKENS]
     logits = check_logits(parts.engine.model, ids, parts.device)
     state = gathered_state(engine, zero_stage=0 if deepspeed is None else deepspeed["zero_optimization"]["stage"])
     if state is not None and parts.ranks.main:
-        module, step = parts.engine.module, step or parts.plan.num_steps
+        module = parts.engine.module
         wanted = wanted_weights(module)
         dtype = next(name for name, kind in DTYPES.items() if kind == state[next(iter(wanted))].dtype)
         kind = "model" if config.adapter.kind == "none" else "adapter"

@@ -49,8 +49,9 @@ def _run(recipe: str, overrides: Sequence[str], stop: StopRequest) -> Path:
                                                      encoding="utf-8")
     stop.training()
     try:
-        train(parts)
-        step = take_best(parts) if parts.resolved.config.eval.final == "best" else None
+        step = train(parts)
+        if parts.resolved.config.eval.final == "best":
+            step = take_best(parts)
         if parts.resolved.config.checkpoint.at_end:
             heartbeat.phase("writing final/")
             export(parts, final, step=step)

@@ -114,7 +114,8 @@ def test_files_that_are_not_what_was_saved_are_named(tmp_path: Path, damage: str
     path.write_bytes(content if damage == "flip" else content[:-100])
     if damage == "remove":
         path.unlink()
-    with pytest.raises(CheckpointError, match=rf"{path.name} {'is missing' if damage == 'remove' else 'has changed since it was written'}"):
+    what = "is missing" if damage == "remove" else "has changed since it was written"
+    with pytest.raises(CheckpointError, match=f"{path.name} {what}"):
         export(open_run(str(made.folder)), Wish())
 
 

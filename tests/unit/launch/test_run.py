@@ -17,7 +17,7 @@ from shardwise.launch.watch import Watch
 
 DIED = Verdict(1, "rank 1 failed first: it ended without a word", True)
 REFUSED = Verdict(1, "rank 0 failed first: the loss is nan", False)
-MEMORY = Verdict(1, "rank 1 failed first: out of memory: 512 tokens", False)
+MEMORY = Verdict(1, "rank 1 failed first: out of memory in step 3 with 512 tokens", False)
 DONE = Verdict(0, "")
 
 
