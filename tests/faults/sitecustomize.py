@@ -1,10 +1,10 @@
 """Faults for tests, put in front of the product through PYTHONPATH; the product knows nothing of them.
 
 `FAULT=KIND@RANK:STEP` strikes one rank before its optimizer step of that index, counted from 0 in each process:
-raise, oom (out of memory), exit (with 0), kill (SIGKILL to itself), freeze (SIGSTOP to itself), hang, sleepN (N seconds,
-then on) or slowN (N seconds at this and every later call). RANK may be `*`. With `FAULT_ONCE=FILE` only while there is
-no such file; with `FAULT_AT=MODULE:FUNCTION` before that function instead, and with `FAULT_SAYS=FILE` that file is made
-first.
+raise, oom (out of memory), exit (with 0), kill (SIGKILL to itself), freeze (SIGSTOP to itself), hang, sleepN (N
+seconds, then on) or slowN (N seconds at this and every later call). RANK may be `*`. With `FAULT_ONCE=FILE` only
+while there is no such file; with `FAULT_AT=MODULE:FUNCTION` before that function instead, and with `FAULT_SAYS=FILE`
+that file is made first.
 """
 
 import importlib.abc
