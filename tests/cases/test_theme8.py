@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from launched import launch, mentioning
-from torture_signals import strike
+from torture.stops import strike
 
 TWO = "launch.processes=2"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero2"])
 def test_b41_b51_a_signal_to_one_rank_alone(tmp_path: Path, strategy: str) -> None:
-    """The long form of this is tests/torture_signals.py."""
+    """The long form of this is tests/torture/stops.py."""
     strike(tmp_path / "run", tmp_path / "tmp", random.Random(7), strategy=strategy)
 
 

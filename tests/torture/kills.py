@@ -1,6 +1,6 @@
 """One run killed over and over, on changing hardware: its result is that of the run nobody touched.
 
-    python tests/torture/kills.py [--kills 44] [--steps 240] [--seed 1] [--fixed] [--folder FOLDER]
+    PYTHONPATH=src:tests python -m torture.kills [--kills 44] [--steps 240] [--seed 1] [--fixed] [--folder FOLDER]
 
 Every session starts on a random split (ddp, zero1, zero2, zero3 on one or two ranks; with --fixed always zero2 on two)
 and ends in a random disaster at a random moment of starting, training or saving: SIGKILL to the launcher, SIGKILL to
@@ -23,7 +23,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,7 +31,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from launched import ROOT, environment, mentioning, metrics
 
 HOOKS = Path(__file__).with_name("hooks")

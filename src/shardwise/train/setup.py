@@ -22,7 +22,7 @@ from shardwise.config.launcher import from_environment
 from shardwise.config.load import load
 from shardwise.config.resolve import Resolved, resolve
 from shardwise.dist import Ranks
-from shardwise.errors import CheckpointError, ConfigError, PreflightError
+from shardwise.errors import ConfigError, PreflightError
 from shardwise.model.adapters import add_adapter
 from shardwise.model.load import draw_fresh, load_model
 from shardwise.model.loss import router_settings
@@ -40,6 +40,7 @@ from shardwise.train.parts import Parts
 from shardwise.train.provenance import manifest, record_start
 from shardwise.train.refusals import FILE as GUARD_FILE
 from shardwise.train.results import keep_skeleton, same_base
+from shardwise.train.resume import checkpoint_to_resume, root_of
 from shardwise.train.signals import StopRequest
 
 log = logging.getLogger("shardwise")
@@ -69,7 +70,7 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     limit = MicroBatchLimit(resolved.max_tokens_per_micro_batch, folder=Path(config.run.output_dir or ""))
     dist.agree({"recipe and data": facts["identity"], "run folder": config.run.output_dir,
                 limit.path.name: limit.tokens}, ranks.world_size)
-    resume = _checkpoint_to_resume(resolved, facts, ranks)
+    resume = checkpoint_to_resume(resolved, facts["identity"], ranks)
     if config.run.stop_after is not None and config.run.stop_after > plan.num_steps:
         raise ConfigError(f"{resolved.origins['run.stop_after']}: run.stop_after={config.run.stop_after} is more than "
                           f"the {plan.num_steps} steps of this run")
@@ -79,7 +80,7 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     torch.manual_seed(config.run.seed)
     engine, holder = make_engine(resolved, accelerator, inputs.tokenizer, ranks)
     packing = _packing(resolved, engine, accelerator.device)
-    saver = store.Saver(_root(resolved), holder, ranks, config.checkpoint)
+    saver = store.Saver(root_of(resolved), holder, ranks, config.checkpoint)
     meta: dict[str, Any] = {}
     if resume is not None:
         heartbeat.phase("loading the checkpoint")
@@ -196,46 +197,6 @@ def _isolates(resolved: Resolved, engine: Engine, device: torch.device) -> bool:
     leak = packing_leak(engine.model, vocabulary=engine.module.config.vocab_size, device=device,
                         autocast=autocast(resolved, device))
     return isolates(leak, low_precision=resolved.config.precision != "fp32")
-
-
-def _root(resolved: Resolved) -> Path:
-    return Path(resolved.config.run.output_dir or "") / "checkpoints"
-
-
-def _checkpoint_to_resume(resolved: Resolved, facts: dict[str, Any], ranks: Ranks) -> Path | None:
-    """The checkpoint to go on from, sound and of this run. Called on every rank; raises CheckpointError."""
-    wanted, origin = resolved.config.checkpoint.resume, resolved.origins["checkpoint.resume"]
-    root = _root(resolved)
-    newest: Path | None = dist.gathered(layout.latest(root), dist.second_group())[0]  # rank 0's view of a shared disk
-    if wanted == "never" and newest is not None:
-        raise CheckpointError(f"{origin}: checkpoint.resume=never, but {newest} exists; choose another "
-                              "run.output_dir or remove that folder")
-    if wanted == "never" or (wanted == "auto" and newest is None):
-        return None
-    folder = store.find(root, ranks) if wanted == "auto" else _named(Path(wanted), newest, origin, ranks)
-    if folder is not None:
-        _refuse_foreign(folder, layout.read_meta(folder), facts["identity"])
-    return folder
-
-
-def _named(folder: Path, newest: Path | None, origin: str, ranks: Ranks) -> Path:
-    """A checkpoint given by name: sound, and with no newer one in its way."""
-    step = layout.read_meta(folder)["step"]
-    if problems := store.examine(folder, ranks):
-        raise CheckpointError(f"{origin}: checkpoint.resume={folder} is broken: {'; '.join(problems[:3])}")
-    if newest is not None and layout.step_of(newest) > step:
-        raise CheckpointError(f"{origin}: checkpoint.resume={folder} is of step {step}, but {newest} is newer and "
-                              "the next start would go on from it; remove it or choose another run.output_dir")
-    return folder
-
-
-def _refuse_foreign(folder: Path, meta: dict[str, Any], own: dict[str, Any]) -> None:
-    """A checkpoint goes on only where the same curve would be computed; how the work is split is free."""
-    differing = [f"{key} was {json.dumps(meta['curve'].get(key))[:200]} and is {json.dumps(value)[:200]}"
-                 for key, value in json.loads(json.dumps(own["curve"])).items() if meta["curve"].get(key) != value]
-    if differing:
-        raise CheckpointError(f"{folder} belongs to another run: {'; '.join(differing)}. "
-                              "Choose another run.output_dir, or put the settings back")
 
 
 def _metrics(resolved: Resolved, accelerator: Any, facts: dict[str, Any], resume: Path | None) -> Metrics:

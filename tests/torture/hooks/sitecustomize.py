@@ -73,11 +73,11 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-rank = os.environ.get("RANK")
+rank = os.environ.get("RANK", "0")  # one process alone has none
 changes = {}
 if os.environ.get("LEDGER") and rank == "0":
     changes["shardwise.data.steps.feed"] = keep_ledger
-if os.environ.get("DISK_FULL", "").partition(":")[0] == rank and rank is not None:
+if os.environ.get("DISK_FULL", "").partition(":")[0] == rank:
     changes["torch.distributed.checkpoint.filesystem"] = fill_disk
 if changes:
     sys.meta_path.insert(0, Finder(changes))

@@ -1,6 +1,6 @@
 """SIGTERM to one of two ranks at random moments, again and again over one run. Prints its figures.
 
-    PYTHONPATH=src:tests python -m torture_signals [TIMES] [SEED]
+    PYTHONPATH=src:tests python -m torture.stops [TIMES] [SEED]
 
 Every time: both ranks end by themselves after the same step, the checkpoint of that step is complete, the launcher
 leaves with 3 in less than 30 s and nothing is left running. About a fifth of the signals meet the set-up, where there
