@@ -14,6 +14,8 @@ class ShardwiseError(Exception):
     """A failure that is explained in words: printed without a traceback, then `exit_code`."""
 
     exit_code = EXIT_FAILURE
+    everywhere = False
+    """True when all ranks raise it together, so that none waits for another that is gone."""
 
 
 class UserError(ShardwiseError):
@@ -49,9 +51,13 @@ class CheckpointError(UserError):
 class SaveError(ShardwiseError):
     """A checkpoint or the final model could not be written; earlier ones are intact."""
 
+    everywhere = True
+
 
 class TrainingError(ShardwiseError):
     """Training cannot go on (a non-finite loss, for example); the last checkpoint is intact."""
+
+    everywhere = True
 
 
 class OutOfMemory(ShardwiseError):

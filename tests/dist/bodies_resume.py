@@ -15,7 +15,8 @@ from dist.bodies import running, whole_weights
 from shardwise.checkpoint import layout
 from shardwise.errors import Stopped, UserError
 from shardwise.export.runs import read_metrics
-from shardwise.train import loop
+from shardwise.model.load import fresh_folder
+from shardwise.train import loop, setup
 from shardwise.train.evaluate import Score
 from shardwise.train.loop import train
 from shardwise.train.results import export, take_best
@@ -137,3 +138,28 @@ def scored(args: dict[str, Any], folder: Path) -> dict[str, Any]:
                 assert newest is not None
                 steps[-1] = layout.step_of(newest)
     return {"steps": steps, "again": again}
+
+
+def loaded(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What a rank holds of a zero3 model right after it was loaded, and whether the whole equals the file."""
+    import deepspeed
+
+    seen: dict[str, Any] = {}
+    real = setup.load_model
+
+    def load_model(resolved: Any, **more: Any) -> Any:
+        model = real(resolved, **more)
+        file = load_file(fresh_folder(resolved) / "model.safetensors")
+        parts = dict(model.named_parameters())
+        seen.update(held=sum(p.ds_tensor.numel() for p in parts.values()), unequal=[], compared=0,
+                    whole={name: p.numel() for name, p in parts.items()},
+                    shapes={name: list(p.ds_shape) for name, p in parts.items()})
+        for name, p in parts.items():
+            with deepspeed.zero.GatheredParameters([p]):
+                seen["unequal"] += [name] if not torch.equal(p.detach(), file[name]) else []
+                seen["compared"] += 1
+        return model
+
+    overrides = ["strategy=zero3", f"run.output_dir={folder}/run"]
+    with patch.object(setup, "load_model", load_model), running(TINY, overrides):
+        return seen

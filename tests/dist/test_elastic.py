@@ -43,7 +43,7 @@ def saved(folder: Path) -> dict[tuple[str, int], Path]:
 
 
 @pytest.mark.parametrize(("there", "here"), [(2, 1), (1, 2), (2, 2)])
-def test_every_pairing_goes_on_with_the_same_curve(folder: Path, saved: dict[tuple[str, int], Path], there: int,
+def test_b36_every_pairing_goes_on_with_the_same_curve(folder: Path, saved: dict[tuple[str, int], Path], there: int,
                                                    here: int) -> None:
     pairs = [(a, b) for a, b in itertools.product(STRATEGIES, STRATEGIES) if there != here or a != b]
     runs = {f"{a}x{there}-{b}x{here}": [*COMMON, *STRATEGIES[b], f"checkpoint.resume={saved[a, there]}"]

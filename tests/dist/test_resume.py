@@ -40,7 +40,7 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [*SPLITS, *ADAPTERS, "ddp-dropout", "zero2-dropout"])
-def test_resumed_equals_straight(results, name):
+def test_b35_resumed_equals_straight(results, name):
     run = results[name]
     assert run["start_step"] == 3
     assert run["ended"].startswith("stopped after step 3 of 6")

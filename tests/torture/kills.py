@@ -168,6 +168,7 @@ def torture(run: Run, kills: int, chance: random.Random, fixed: bool) -> collect
         if disaster == "disk":
             code = launcher.wait(120)
             assert code == 1 and "could not be written" in run.said(), f"exit {code}:\n{run.said()[-2000:]}"
+            assert "training goes on, and stops if" in run.said() and "Traceback" not in run.said(), run.said()[-3000:]
             what = "a full disk while saving"
         else:
             what = strike(run, launcher, disaster, chance)

@@ -118,9 +118,10 @@ class Saver:
             files = {name: value for found in everyone for name, value in found.items()}
             self._together(lambda: self._rename(part, final, {**meta, "files": files}), final)
             self.failures = 0
-        except SaveError as error:
+        except Exception as error:  # on a thread of its own nobody else would hear of it
             self.failures += 1
-            self._problem = error
+            self._problem = error if isinstance(error, SaveError) else SaveError(
+                f"{final}: could not be written: {type(error).__name__}: {error}; earlier checkpoints are intact")
             if self.ranks.main:
                 shutil.rmtree(part, ignore_errors=True)  # it may be what the space is needed for
 

@@ -50,11 +50,15 @@ def main(argv: list[str] | None = None) -> int:
         code, message = error.exit_code, str(error)
         kind = KINDS.get(code, "failed")
         outcome.end(rank, exit_code=code, kind=kind, message=message, error=error if kind == "failed" else None)
-        _print(rank, message, always=kind == "failed")
+        together = kind != "failed" or error.everywhere
+        _print(rank, message, always=not together)
+        if not together:
+            os._exit(code)  # the others may be inside a collective
+        # The launcher reads the outcome; a non-zero code here would make the agent print a traceback of its own.
+        code = EXIT_OK if outcome.folder() else code
     outcome.end(rank, exit_code=code, kind=kind, message=message)
     _leave()
-    # The launcher reads the outcome; a non-zero code here would make the agent print a traceback of its own.
-    return EXIT_OK if kind in ("user", "stopped") and outcome.folder() else code
+    return code
 
 
 def _print(rank: int, message: str, *, always: bool = False) -> None:
