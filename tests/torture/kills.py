@@ -76,8 +76,12 @@ class Run:
         except (OSError, ValueError):
             return -1
 
-    def saving(self) -> bool:
-        return any((self.folder / "checkpoints").glob("*.part"))
+    def saving(self, since: float) -> bool:
+        """Whether a checkpoint is being written; what a killed session left behind does not count."""
+        try:
+            return any(path.stat().st_mtime > since for path in (self.folder / "checkpoints").glob("*.part"))
+        except FileNotFoundError:  # published between the look and the stat
+            return False
 
     def examples(self) -> dict[int, list[int]]:
         """Step -> the examples it was given when it was last taken."""
@@ -101,14 +105,13 @@ def ticks(seconds: float) -> Iterator[None]:
 
 def strike(run: Run, launcher: subprocess.Popen[bytes], disaster: str, chance: random.Random) -> str:
     """Wait for a random moment, then kill; returns when that was."""
-    before = run.reached()
+    before, began = run.reached(), time.time()
     if disaster != "saving" and chance.random() < 0.2:
         time.sleep(chance.uniform(0.5, 9))
         when = "while starting"
     elif disaster == "saving":
-        old = launcher.poll()
         for _ in ticks(90):
-            if old is not None or run.saving():
+            if launcher.poll() is not None or run.saving(since=began):
                 break
         time.sleep(chance.uniform(0, 0.06))
         when = "while saving"
