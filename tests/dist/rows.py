@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ class Rows:
         self.supervised = np.asarray([(weights > 0).sum() for _, weights in self.rows], np.int32)
         self.target_weight = np.asarray([weights.sum(dtype=np.float64) for _, weights in self.rows])
         self.parts = ((len(rows), 1.0),)
+        self.sources = [SimpleNamespace(facts={"rows": len(rows)}, content=self.fingerprint)]
         self.counts = {"rows": len(rows), "examples": len(rows), "tokens": int(self.lengths.sum()),
                        "supervised_tokens": int(self.supervised.sum()), "truncated": 0, "split": 0, "split_lost": 0,
                        "tokens_lost": 0, "dropped": {}}
