@@ -93,7 +93,7 @@ def struck(parts: Parts, strikes: dict[str, Any], omit: list[int]) -> Iterator[d
             blow = None
         if now in omit:
             result = StepResult(loss=math.nan, router_loss=None, grad_norm=math.nan, supervised_tokens=0, tokens=1,
-                                stop=False, loss_scale=None, refused=Refusal("non_finite", "skip"))
+                                stop=False, save=False, loss_scale=None, refused=Refusal("non_finite", "skip"))
         else:
             result = real(engine, batches, **numbers)
         if result.again is not None:

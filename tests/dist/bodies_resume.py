@@ -31,7 +31,7 @@ def one_run(overrides: list[str], *, publish: bool = False) -> dict[str, Any]:
             step = train(parts)
             ended = "done"
         except Stopped as stop:
-            ended = str(stop)
+            ended, step = str(stop), parts.resolved.config.run.stop_after
         if publish:
             export(parts, parts.folder / "final", step=step)
         parts.saver.settle()
