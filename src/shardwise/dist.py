@@ -94,14 +94,11 @@ def gathered(mine: T, group: Any) -> list[T]:
     return everyone
 
 
-def agree(facts: dict[str, Any], world_size: int) -> None:
+def agree(facts: dict[str, Any]) -> None:
     """Refuse to go on unless all ranks hold the same facts. Raises PreflightError naming key and ranks."""
-    if world_size == 1:
-        return
-    everyone: list[dict[str, Any]] = [{} for _ in range(world_size)]
-    dist.all_gather_object(everyone, facts)
+    everyone = gathered(facts, second_group())
     for key in facts:
-        other = next((r for r in range(world_size) if everyone[r].get(key) != everyone[0].get(key)), None)
+        other = next((r for r in range(len(everyone)) if everyone[r].get(key) != everyone[0].get(key)), None)
         if other is not None:
             raise PreflightError(f"ranks disagree on {key}: rank 0 has {everyone[0].get(key)!r}, rank {other} has "
                                  f"{everyone[other].get(key)!r}; give every node the same recipe, data and code")

@@ -63,6 +63,9 @@ class TrainingError(ShardwiseError):
 class OutOfMemory(ShardwiseError):
     """A rank ran out of memory where the others could not be told; a new start goes on with smaller micro-batches."""
 
+    opening = "out of memory in step"
+    """How its message begins; the launcher, which sees nothing but the message, knows it by that."""
+
 
 class Stopped(ShardwiseError):
     """Stopped on request (signal, time limit, `run.stop_after`) after a complete checkpoint."""

@@ -26,6 +26,8 @@ from shardwise.liveness import Notes
 ENV = "SHARDWISE_OUTCOME_DIR"
 LAUNCHER = "SHARDWISE_LAUNCHER_PID"
 TORCHRUN = "TORCHELASTIC_ERROR_FILE"
+MICRO_BATCH = "micro_batch.json"
+"""In the run folder: the limit that the ranks fell back to when memory ran out (train/memory.py)."""
 Kind = Literal["running", "done", "user", "stopped", "failed"]
 PR_SET_PDEATHSIG = 1
 FRAMES = 40

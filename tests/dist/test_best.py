@@ -35,11 +35,10 @@ def test_b51_both_leave_at_the_same_step(tmp_path: Path, strategy: str) -> None:
     # final/ has the weights of step 2, not those of step 4.
     final = load_file(run / "final" / "model.safetensors")
     shapes = json.loads((run / "checkpoints" / kept[0] / "meta.json").read_text())["shapes"]
-    from shardwise.checkpoint import slices
-    from shardwise.checkpoint.slices import Slice
+    from shardwise.checkpoint.slices import Saved, Slice
 
     for name, equal in ((kept[0], True), (kept[1], False)):
         whole = {f"weight/{key}": torch.zeros(final[key].numel()) for key in shapes}
-        slices.read(run / "checkpoints" / name / "state",
-                    {key: Slice(tensor, tensor.numel(), 0) for key, tensor in whole.items()})
+        Saved(run / "checkpoints" / name / "state").read(
+            {key: Slice(tensor, tensor.numel(), 0) for key, tensor in whole.items()})
         assert all(torch.equal(whole[f"weight/{key}"], final[key].flatten()) for key in shapes) == equal

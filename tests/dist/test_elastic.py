@@ -86,14 +86,13 @@ def test_examples_are_those_of_the_run_that_never_stopped(saved: dict[tuple[str,
 def test_what_is_on_disk_does_not_depend_on_the_split(saved: dict[tuple[str, int], Path]) -> None:
     import torch
 
-    from shardwise.checkpoint import slices
-    from shardwise.checkpoint.slices import Slice
+    from shardwise.checkpoint.slices import Saved, Slice
 
     whole: dict[tuple[str, int], dict[str, Any]] = {}
     for key, place in saved.items():
-        sizes = slices.sizes(place / "state")
-        whole[key] = {name: torch.full((size,), float("nan")) for name, size in sizes.items()}
-        slices.read(place / "state", {name: Slice(tensor, tensor.numel(), 0) for name, tensor in whole[key].items()})
+        saved_there = Saved(place / "state")
+        whole[key] = {name: torch.full((size,), float("nan")) for name, size in saved_there.sizes.items()}
+        saved_there.read({name: Slice(tensor, tensor.numel(), 0) for name, tensor in whole[key].items()})
     names = whole["ddp", 1].keys()
     assert {name.partition("/")[0] for name in names} == {"weight", "exp_avg", "exp_avg_sq", "step"}
     for key, tensors in whole.items():

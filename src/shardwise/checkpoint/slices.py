@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +22,11 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from shardwise.errors import CheckpointError
 
 PLAIN = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
 FILE_BYTES = 2 << 30
@@ -61,24 +62,42 @@ def write(folder: Path, slices: Mapping[str, Slice], *, group: Any) -> None:
         raise RuntimeError(f"rank {rank}: {type(cause).__name__}: {cause}") from None
 
 
-def read(folder: Path, slices: Mapping[str, Slice]) -> None:
-    """Fill the slices' tensors in place from whatever slices lie in `folder`; each rank reads for itself.
+class Saved:
+    """The slices in a folder, made by any number of ranks; the headers of its files are read once.
 
-    Raises KeyError for a tensor that is not there, ValueError for one of another size.
+    Raises CheckpointError naming a tensor of which elements are missing or there twice: they would be read as
+    whatever lay in memory.
     """
-    try:
-        with _quiet(True):
-            dcp.load(dict(slices), storage_reader=HuggingFaceStorageReader(str(folder)),
-                     planner=_LoadPlanner(**PLAIN), no_dist=True)
-    except CheckpointException as error:
-        cause, _ = next(iter(error.failures.values()))
-        raise cause from None
+
+    def __init__(self, folder: Path) -> None:
+        self._reader = _Reader(str(folder))
+        entries = self._reader.read_metadata().state_dict_metadata
+        self.sizes: dict[str, int] = {name: entry.size.numel() for name, entry in entries.items()}
+        """Elements of every tensor."""
+        for name, entry in entries.items():
+            _refuse_gaps(folder, name, entry.chunks)
+
+    def read(self, wanted: Mapping[str, Slice]) -> None:
+        """Fill the slices' tensors in place, each in its own dtype; each rank reads for itself.
+
+        Raises KeyError for a tensor that is not there, ValueError for one of another size.
+        """
+        try:
+            with _quiet(True):
+                dcp.load(dict(wanted), storage_reader=self._reader, planner=_LoadPlanner(**PLAIN), no_dist=True)
+        except CheckpointException as error:
+            cause, _ = next(iter(error.failures.values()))
+            raise cause from None
 
 
-def sizes(folder: Path) -> dict[str, int]:
-    """Elements of every tensor in a folder of slices, as far as its files go."""
-    metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: entry.size.numel() for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
+def _refuse_gaps(folder: Path, name: str, chunks: Iterable[ChunkStorageMetadata]) -> None:
+    end = 0
+    for offset, length in sorted((chunk.offsets[0], chunk.sizes[0]) for chunk in chunks):
+        if offset != end:
+            what = "are missing" if offset > end else "are there twice"
+            raise CheckpointError(f"{folder}: {name}: elements {min(end, offset):,} to {max(end, offset):,} {what}; "
+                                  "choose another checkpoint")
+        end = offset + length
 
 
 def own_files(folder: Path, rank: int) -> list[Path]:
@@ -112,6 +131,17 @@ class _Writer(HuggingFaceStorageWriter):  # type: ignore[misc]
     def write_data(self, plan: SavePlan, planner: Any) -> Any:
         own = {**plan.storage_data, "fqn_to_index_mapping": self.files}
         return super().write_data(dataclasses.replace(plan, storage_data=own), planner)
+
+
+class _Reader(HuggingFaceStorageReader):  # type: ignore[misc]
+    """Looks through the headers of all files once; torch would at every load."""
+
+    known: Any = None
+
+    def read_metadata(self) -> Any:
+        if self.known is None:
+            self.known = super().read_metadata()
+        return self.known
 
 
 class _SavePlanner(DefaultSavePlanner):  # type: ignore[misc]

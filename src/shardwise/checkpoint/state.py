@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from shardwise.checkpoint import slices
 from shardwise.checkpoint.pieces import Holder, Piece
-from shardwise.checkpoint.slices import Slice
+from shardwise.checkpoint.slices import Saved, Slice
 from shardwise.errors import CheckpointError
 
 WEIGHT, STEP = "weight", "step"
@@ -39,23 +38,24 @@ def restore(folder: Path, holder: Holder) -> None:
 
     Raises CheckpointError when the parameters there are not the ones trained here.
     """
-    saved = slices.sizes(folder)
-    _check_same(folder, saved, holder)
+    saved = Saved(folder)
+    _check_same(folder, saved.sizes, holder)
+    kinds_of: dict[str, set[str]] = defaultdict(set)
+    for kind, _, name in (key.partition("/") for key in saved.sizes):
+        kinds_of[name].add(kind)
     targets: dict[str, Slice] = {}
     steps: dict[torch.Tensor, list[str]] = defaultdict(list)
     for owner, pieces in _by_owner(holder).items():
-        kinds = {kind for kind, _, name in (key.partition("/") for key in saved)
-                 if kind != WEIGHT and name in {piece.name for piece in pieces}}
+        kinds = {kind for piece in pieces for kind in kinds_of[piece.name]} - {WEIGHT}
         state = _prepared(holder.optimizer, owner, kinds)
         for piece in pieces:
             targets[f"{WEIGHT}/{piece.name}"] = Slice(piece.of(owner), piece.size, piece.start)
-            for kind in kinds - {STEP}:
-                if f"{kind}/{piece.name}" in saved:
-                    targets[f"{kind}/{piece.name}"] = Slice(piece.of(state[kind]), piece.size, piece.start)
-            if f"{STEP}/{piece.name}" in saved:
+            for kind in kinds_of[piece.name] - {WEIGHT, STEP}:
+                targets[f"{kind}/{piece.name}"] = Slice(piece.of(state[kind]), piece.size, piece.start)
+            if STEP in kinds_of[piece.name]:
                 steps[owner].append(f"{STEP}/{piece.name}")
     counts = {name: Slice(torch.zeros(1), 1, 0) for names in steps.values() for name in names}
-    slices.read(folder, targets | counts)
+    saved.read(targets | counts)
     for owner, names in steps.items():
         moved = max(counts[name].tensor.item() for name in names)
         holder.optimizer.state[owner][STEP] = _step(holder.optimizer, owner, moved)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ from typing import Any
 import torch
 
 from shardwise.checkpoint import layout
+from shardwise.checkpoint.slices import Saved, Slice
+from shardwise.checkpoint.state import WEIGHT
 from shardwise.errors import CheckpointError
 
-STATE, PREFIX = "state", "weight/"
+PREFIX = f"{WEIGHT}/"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -29,37 +30,17 @@ def read(checkpoint: Path, wanted: Shapes, *, dtype: torch.dtype) -> dict[str, t
     Beside the result no more than one rank's slice of one tensor is in memory. Raises CheckpointError when a
     weight is missing, too much, of another size, incomplete, or not finite in `dtype`.
     """
-    import torch.distributed.checkpoint as dcp
-
-    # Read once: torch would look through the headers of all files at every call.
-    reader = dcp.HuggingFaceStorageReader(str(checkpoint / STATE))
-    _refuse_gaps(reader.read_metadata(), wanted, checkpoint)
-    flat = {PREFIX + name: torch.empty(math.prod(shape), dtype=dtype) for name, shape in wanted.items()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as intended
-        dcp.load(flat, storage_reader=reader, no_dist=True)
-    weights = {name: flat[PREFIX + name].view(shape) for name, shape in wanted.items()}
+    saved = Saved(checkpoint / layout.STATE)
+    sizes = {name.removeprefix(PREFIX): (size,) for name, size in saved.sizes.items() if name.startswith(PREFIX)}
+    refuse_unlike(sizes, {name: (math.prod(shape),) for name, shape in wanted.items()}, str(checkpoint))
+    flat = {name: torch.empty(math.prod(shape), dtype=dtype) for name, shape in wanted.items()}
+    saved.read({PREFIX + name: Slice(tensor, tensor.numel(), 0) for name, tensor in flat.items()})
+    weights = {name: flat[name].view(shape) for name, shape in wanted.items()}
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise CheckpointError(f"{checkpoint}: {name} holds values that are not finite"
                                   f"{' in fp16, whose largest is 65504; use --dtype bf16' * (dtype == torch.float16)}")
     return weights
-
-
-def _refuse_gaps(metadata: Any, wanted: Shapes, checkpoint: Path) -> None:
-    """A slice that is missing would otherwise be read as whatever lay in memory."""
-    saved = {key.removeprefix(PREFIX): value for key, value in metadata.state_dict_metadata.items()
-             if key.startswith(PREFIX)}
-    refuse_unlike({name: tuple(value.size) for name, value in saved.items()},
-                  {name: (math.prod(shape),) for name, shape in wanted.items()}, str(checkpoint))
-    for name, value in saved.items():
-        end = 0
-        for offset, length in sorted((chunk.offsets[0], chunk.sizes[0]) for chunk in value.chunks):
-            if offset != end:
-                what = "are missing" if offset > end else "are there twice"
-                raise CheckpointError(f"{checkpoint}: {name}: elements {min(end, offset):,} to {max(end, offset):,} "
-                                      f"{what}; choose another checkpoint")
-            end = offset + length
 
 
 def refuse_unlike(found: Shapes, wanted: Shapes, place: str) -> None:

@@ -17,7 +17,7 @@ from types import FrameType
 
 from shardwise import lock, outcome
 from shardwise.config.schema import Config
-from shardwise.errors import EXIT_FAILURE, LaunchError
+from shardwise.errors import EXIT_FAILURE, LaunchError, OutOfMemory
 from shardwise.launch import processes
 from shardwise.launch.command import NodeCommand
 from shardwise.launch.nodes import World
@@ -25,8 +25,6 @@ from shardwise.launch.verdict import Verdict
 from shardwise.launch.watch import Watch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-OUT_OF_MEMORY = "out of memory in step"  # of errors.OutOfMemory
-MICRO_BATCH = "micro_batch.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +58,7 @@ def run(command: NodeCommand, where: World, env: Mapping[str, str], care: Care) 
         if result.exit_code != EXIT_FAILURE or signalled:
             return result
         smaller = _micro_batch(care.folder)
-        if OUT_OF_MEMORY in result.message and smaller is not None and (size is None or smaller < size):
+        if OutOfMemory.opening in result.message and smaller is not None and (size is None or smaller < size):
             why = f"with micro-batches of at most {smaller:,} tokens"
         elif result.mendable and left > 0:
             left -= 1
@@ -96,7 +94,7 @@ def _once(command: NodeCommand, where: World, env: Mapping[str, str], care: Care
 def _micro_batch(folder: Path) -> int | None:
     """The size the ranks fell back to when memory ran out; None when they did not."""
     try:
-        return int(json.loads((folder / MICRO_BATCH).read_text(encoding="utf-8"))["max_tokens_per_micro_batch"])
+        return int(json.loads((folder / outcome.MICRO_BATCH).read_text(encoding="utf-8"))["max_tokens_per_micro_batch"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

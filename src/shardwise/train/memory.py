@@ -17,8 +17,8 @@ import torch
 
 from shardwise.data.steps.feed import Rows
 from shardwise.errors import OutOfMemory, TrainingError
+from shardwise.outcome import MICRO_BATCH
 
-FILE = "micro_batch.json"
 # Of the CPU allocator, the driver and cuBLAS, which raise a plain RuntimeError.
 WORDS = re.compile(r"out of memory|can't allocate memory|not enough memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 WAY_OUT = ("use a higher ZeRO stage (strategy=zero3), offload=optimizer or offload=params, "
@@ -42,7 +42,7 @@ class MicroBatchLimit:
     """Most tokens one rank runs at once: what the recipe asks for, halved as often as memory ran out."""
 
     def __init__(self, asked: int, *, folder: Path) -> None:
-        self.asked, self.path = asked, folder / FILE
+        self.asked, self.path = asked, folder / MICRO_BATCH
         self.tokens = _remembered(self.path, asked)
 
     def of(self, rows: Rows, ids: list[int]) -> int:
@@ -62,7 +62,7 @@ class MicroBatchLimit:
     def remember(self) -> None:
         """Write the limit beside the run's checkpoints; one rank does it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(f"{FILE}.{os.getpid()}.part")
+        beside = self.path.with_name(f"{MICRO_BATCH}.{os.getpid()}.part")
         beside.write_text(json.dumps({"asked": self.asked, "max_tokens_per_micro_batch": self.tokens}))
         os.replace(beside, self.path)
 
@@ -75,7 +75,7 @@ class MicroBatchLimit:
         self.halve(rows, ids, step=step)
         self.remember()
         return OutOfMemory(
-            f"out of memory in step {step} with micro-batches of up to {used:,} tokens, in the middle of an exchange "
+            f"{OutOfMemory.opening} {step} with micro-batches of up to {used:,} tokens, in the middle of an exchange "
             f"with the other ranks; the weights were not moved. A new start goes on from the last checkpoint with "
             f"{self.tokens:,} (it is in {self.path}; to have it from the beginning set "
             f"batch.max_tokens_per_micro_batch={self.tokens})")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from shardwise import dist
-from shardwise.checkpoint import layout, store
+from shardwise.checkpoint import store
 from shardwise.checkpoint.pieces import Holder, TorchHolder, Zero3Holder, ZeroHolder
 from shardwise.config.launcher import from_environment
 from shardwise.config.load import load
@@ -69,7 +69,7 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
     accelerator = make_accelerator(resolved)
     limit = MicroBatchLimit(resolved.max_tokens_per_micro_batch, folder=Path(config.run.output_dir or ""))
     dist.agree({"recipe and data": facts["identity"], "run folder": config.run.output_dir,
-                limit.path.name: limit.tokens}, ranks.world_size)
+                limit.path.name: limit.tokens})
     resume = checkpoint_to_resume(resolved, facts["identity"], ranks)
     if config.run.stop_after is not None and config.run.stop_after > plan.num_steps:
         raise ConfigError(f"{resolved.origins['run.stop_after']}: run.stop_after={config.run.stop_after} is more than "
@@ -87,7 +87,7 @@ def build(recipe: str, overrides: Sequence[str], *, stop: StopRequest) -> Parts:
         meta = saver.load(resume, seed=config.run.seed)
     else:
         torch.manual_seed(config.run.seed + 1 + ranks.rank)  # dropout differs between ranks
-    metrics = _metrics(resolved, accelerator, facts, resume) if ranks.main else None
+    metrics = _metrics(resolved, accelerator, facts, meta) if ranks.main else None
     if ranks.main:
         keep_skeleton(resolved, engine.module, inputs, anew=resume is None)
     parts = Parts(
@@ -199,10 +199,10 @@ def _isolates(resolved: Resolved, engine: Engine, device: torch.device) -> bool:
     return isolates(leak, low_precision=resolved.config.precision != "fp32")
 
 
-def _metrics(resolved: Resolved, accelerator: Any, facts: dict[str, Any], resume: Path | None) -> Metrics:
+def _metrics(resolved: Resolved, accelerator: Any, facts: dict[str, Any],
+             meta: dict[str, Any]) -> Metrics:
     folder = Path(resolved.config.run.output_dir or "")
     folder.mkdir(parents=True, exist_ok=True)
-    meta = layout.read_meta(resume) if resume is not None else {}
     tracker = Tracker()
     if resolved.config.tracking.backends:
         tracker = WandbTracker(accelerator, resolved.config.tracking, folder=folder, run_id=meta.get("tracker_run_id"),

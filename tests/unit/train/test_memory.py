@@ -10,7 +10,8 @@ import torch
 
 from dist.rows import examples_of
 from shardwise.errors import TrainingError
-from shardwise.train.memory import FILE, MicroBatchLimit, is_out_of_memory
+from shardwise.outcome import MICRO_BATCH as FILE
+from shardwise.train.memory import MicroBatchLimit, is_out_of_memory
 
 ROWS = examples_of([([1] * length, [0] + [1] * (length - 1)) for length in (30, 7, 50)])
 
